@@ -45,6 +45,8 @@ class Script:
         self.gates: dict[bytes, asyncio.Future[None]] = {}
         self.turns: list[bytes] = []
 
+    lane = None
+
     def start(self, pending: PendingRequest, data: memoryview) -> Parts | Awaitable[Parts | None] | None:
         body = bytes(data)
         self.started.append(body)
@@ -620,6 +622,8 @@ def test_a_connection_that_is_lost_leaves_no_request_unawaited(recwarn: pytest.W
     """The response awaits another coroutine, and neither has begun when the client is gone."""
 
     class Nested:
+        lane = None
+
         def start(self, pending: PendingRequest, data: memoryview) -> Awaitable[Parts | None]:
             return self._outer(self._inner())
 

@@ -26,6 +26,8 @@ TWO_LISTENERS = {
 
 
 class Echo:
+    lane = None
+
     def start(self, pending: PendingRequest, data: memoryview) -> Parts | Awaitable[Parts | None] | None:
         return [len(data).to_bytes(4, "big"), bytes(data)]
 

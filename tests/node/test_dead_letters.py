@@ -16,7 +16,9 @@ from ottla.client.consumer import Consumer
 from ottla.client.producer import Producer
 from ottla.client.share.share_completed_fetch import ShareRecord
 from ottla.client.share.share_consumer import ShareConsumer
+from ottla.protocol.names import TopicPartition
 from ottla.protocol.share import AcknowledgeType
+from ottla.records.batch import iter_batches
 from ottla.testing.local_node import LocalNode
 
 pytestmark = pytest.mark.slow
@@ -248,3 +250,61 @@ async def test_a_group_without_the_topic_any_longer_archives_what_waits(node: Lo
         async with asyncio.timeout(DEADLINE_S):
             while [each.lag for each in (await admin.groups.share_offsets("given-up")).values()] != [0]:
                 pass
+
+
+def lose_the_last_write_of_the_state(data_dir: Path) -> None:
+    """As if the power had failed before the last batch of `__share_group_state` was on the disk."""
+    for log in data_dir.glob("__share_group_state-*/*.log"):
+        records = log.read_bytes()
+        positions = [position for position, _ in iter_batches(records)]
+        if positions:
+            log.write_bytes(records[: positions[-1]])
+            for other in log.parent.glob("0*"):
+                if other.suffix != ".log":
+                    other.unlink()
+    (data_dir / ".kafka_cleanshutdown").unlink()
+    (data_dir / "recovery-point-offset-checkpoint").unlink()
+
+
+async def has_archiving(admin: Admin, at: TopicPartition) -> bool:
+    """Whether the share coordinator has dead letters that may not be written yet."""
+    found = await admin.groups.share_deliveries(at.topic, at)
+    assert isinstance(found, tuple), found
+    return any(each.state == "archiving" for each in found)
+
+
+async def test_a_dead_letter_is_found_where_it_went_before_its_topic_grew(tmp_path: Path) -> None:
+    directory = str(tmp_path / "data")
+    with LocalNode(SETTINGS, data_dir=directory) as node:
+        await set_share_version(node, 2)
+        await set_up(node, "grown")
+        async with Admin(node.bootstrap_servers) as admin:
+            await admin.topics.add_partitions("grown", 2)
+        async with Producer(node.bootstrap_servers) as producer:
+            await producer.send("grown", b"reject", partition=1)
+        await work(node, "grown", 1, by_value)
+        assert len(await letters_of(node, "dlq.grown", 1)) == 1
+        async with Admin(node.bootstrap_servers) as admin, asyncio.timeout(DEADLINE_S):
+            at = TopicPartition("grown", 1)
+            while await has_archiving(admin, at):
+                pass
+    lose_the_last_write_of_the_state(Path(directory))
+    with LocalNode(SETTINGS, data_dir=directory) as node:
+        async with Admin(node.bootstrap_servers) as admin:
+            assert await has_archiving(admin, at)
+            await admin.topics.add_partitions("dlq.grown", 2)
+        async with Producer(node.bootstrap_servers) as producer:
+            await producer.send("grown", b"accept", partition=1)
+        await work(node, "grown", 1, by_value)
+        async with Admin(node.bootstrap_servers) as admin, asyncio.timeout(DEADLINE_S):
+            while await has_archiving(admin, at):
+                pass
+        async with Consumer[bytes, bytes](node.bootstrap_servers, auto_offset_reset="earliest") as consumer:
+            places = [TopicPartition("dlq.grown", index) for index in range(2)]
+            ends = await consumer.end_offsets(places)
+            consumer.assign(places)
+            letters = 0
+            async with asyncio.timeout(DEADLINE_S):
+                while any([await consumer.position(each) < ends[each] for each in places]):
+                    letters += len(await consumer.poll(timeout_ms=100))
+    assert letters == 1

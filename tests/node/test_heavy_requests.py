@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.support.waiting import wait_until
 from tests.support.wire import WireClient, create_topic
 
 from ottla.node.api.handlers import describe_producers
@@ -32,11 +33,24 @@ from ottla.protocol.messages.describe_producers import (
     DescribeProducersResponse,
     TopicRequest,
 )
+from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from ottla.protocol.messages.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsResponse,
     ListOffsetsTopic,
+)
+from ottla.protocol.messages.offset_commit import (
+    OffsetCommitRequest,
+    OffsetCommitRequestPartition,
+    OffsetCommitRequestTopic,
+    OffsetCommitResponse,
+)
+from ottla.protocol.messages.offset_fetch import (
+    OffsetFetchRequest,
+    OffsetFetchRequestGroup,
+    OffsetFetchRequestTopics,
+    OffsetFetchResponse,
 )
 from ottla.protocol.messages.produce import (
     PartitionProduceData,
@@ -376,3 +390,49 @@ def test_records_of_many_partitions_are_deleted_in_turns(wire: WireClient) -> No
     ]
     assert [part.partition_index for part in first.partitions] == list(range(50))
     assert second.partitions[0].low_watermark == 3
+
+
+def test_a_request_with_many_elements_is_decoded_in_a_thread_and_keeps_its_place(
+    node: LocalNode, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[str] = []
+    decode = OffsetCommitRequest.decode_from
+
+    def noted(*args: Any) -> Any:
+        found = decode(*args)
+        threads.append(threading.current_thread().name)
+        return found
+
+    monkeypatch.setattr(OffsetCommitRequest, "decode_from", noted)
+    parts = [OffsetCommitRequestPartition(partition_index=at, committed_offset=42) for at in range(2_000)]
+    commit = OffsetCommitRequest(
+        group_id="long",
+        generation_id_or_member_epoch=-1,
+        topics=[OffsetCommitRequestTopic(name="committed", partitions=parts)],
+    )
+    asked = [OffsetFetchRequestTopics(name="committed", partition_indexes=[0])]
+    fetch = OffsetFetchRequest(groups=[OffsetFetchRequestGroup(group_id="long", topics=asked)])
+    with WireClient(node.bootstrap_servers) as client:
+        create_topic(client, "committed")
+        find = FindCoordinatorRequest(coordinator_keys=["long"])
+        wait_until(
+            lambda: not client.get(find, 6, FindCoordinatorResponse).coordinators[0].error_code,
+            "there is no coordinator",
+        )
+        wait_until(
+            lambda: not client.get(fetch, 9, OffsetFetchResponse).groups[0].error_code,
+            "the coordinator is not loaded",
+        )
+        client.send(commit, 9)
+        client.send(fetch, 9)
+        frames = [client.receive_frame() for _ in range(2)]
+        assert frames[0]
+        assert frames[1]
+        first = read_response(API_BY_NAME["OffsetCommit"], 9, frames[0])[1]
+        second = read_response(API_BY_NAME["OffsetFetch"], 9, frames[1])[1]
+    assert isinstance(first, OffsetCommitResponse)
+    assert isinstance(second, OffsetFetchResponse)
+    codes = [part.error_code for part in first.topics[0].partitions]
+    assert codes == [0] + [ErrorCode.UNKNOWN_TOPIC_OR_PARTITION] * 1_999
+    assert second.groups[0].topics[0].partitions[0].committed_offset == 42
+    assert [name.startswith("heavy work") for name in threads] == [True]

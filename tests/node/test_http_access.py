@@ -22,8 +22,8 @@ from tests.support import certificates
 from ottla.cli.main import main
 from ottla.client.admin import Admin
 from ottla.client.admin.acls import AclBinding
+from ottla.node.config.definitions.config_def import ConfigError
 from ottla.node.config.node_config import NodeConfig
-from ottla.node.config.tables.config_def import ConfigError
 from ottla.node.http import access
 from ottla.node.http.mounts import MountAccess
 from ottla.node.node import Node

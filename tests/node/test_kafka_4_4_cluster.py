@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 
 import pytest
+from tests.support import kafka_libs
+from tests.support.java import run_tool
 from tests.support.loops import simulated
 from tests.support.wire import CLOSED, WireClient
 
@@ -102,3 +104,17 @@ def test_of_a_node_alone_nothing_is_forgotten() -> None:
         client.send_frame(b"\0\x5e\0\0\0\0\0\x01\xff\xff\0" + b"\0\0\0")  # half an id
         assert client.receive_frame() is None
         assert client.ask(UnregisterControllerRequest(controller_id=2), 0) is not CLOSED
+
+
+@pytest.mark.kafka
+@pytest.mark.exhaustive
+def test_kafka_features_raises_the_levels_to_those_of_kafka_4_4() -> None:
+    with LocalNode() as node:
+        for feature, level in (("metadata.version", 33), ("share.version", 2)):
+            raised = run_tool(
+                "org.apache.kafka.tools.FeatureCommand",
+                *("--bootstrap-server", node.bootstrap_servers),
+                *("upgrade", "--feature", f"{feature}={level}"),
+                bundle=kafka_libs.BROKER,
+            )
+            assert f"{feature} was upgraded to {level}." in raised.out

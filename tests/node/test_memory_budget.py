@@ -37,6 +37,8 @@ class Script:
         self.most_in_progress = 0
         self.answered = 0
 
+    lane = None
+
     def start(self, pending: PendingRequest, data: memoryview) -> Parts | Awaitable[Parts | None] | None:
         if bytes(data[:2]) == b"\0\0":
             return self._produce(len(data))

@@ -13,6 +13,7 @@ import pytest
 from tests.log.test_log_manager import IDS, A, B, Node
 from tests.log.test_truncation_steps import SYNCS, StepPool
 from tests.replication.partition_harness import registration
+from tests.support.log_harness import all_batches, check_log
 
 from ottla.node.cluster.alter_replica_log_dirs import AlterReplicaLogDirsManager
 from ottla.node.cluster.assignments_manager import AssignmentsManager
@@ -21,7 +22,6 @@ from ottla.replication.partition import Partition, PartitionListener
 from ottla.replication.replica_manager import ReplicaManager
 from ottla.replication.replication_quota_manager import UNLIMITED, ReplicationQuotaManager
 from ottla.sim.disk_faults import DiskOperation, Op
-from ottla.sim.log.log_harness import all_batches, check_log
 
 ORDERS = TopicPartition("orders", 0)
 # The last step of a move, after which the copy is the log, and the first record of a log.

@@ -1,19 +1,54 @@
 """What a node makes of its settings: types, ranges, precedence, synonyms, and what it refuses."""
 
-import pytest
+from dataclasses import asdict
 
+import pytest
+from tests.support.rows import for_each
+
+from ottla.coordinator.share.config import ShareCoordinatorConfig
+from ottla.coordinator.transaction.config import TransactionConfig
+from ottla.log.cleaner.cleaner import CleanerConfig
+from ottla.log.config.log_config import LogConfig
+from ottla.log.producers.state_manager import ProducerStateManagerConfig
+from ottla.log.scrub.scrubber import ScrubConfig
+from ottla.metadata.log.metadata_log import MetadataLogConfig
+from ottla.node.config.component_settings import (
+    cleaner_config,
+    metadata_log_config,
+    producer_config,
+    quorum_config,
+    scrub_config,
+)
+from ottla.node.config.coordinator_settings import share_config, transaction_config
+from ottla.node.config.definitions.config_def import ConfigError, ConfigType, UpdateMode, java_double
+from ottla.node.config.definitions.group import CLIENT_METRICS, GROUP
+from ottla.node.config.definitions.topic import TOPIC
 from ottla.node.config.listeners import Endpoint
 from ottla.node.config.node_config import BROKER, NodeConfig, broker_synonyms, unknown_names
-from ottla.node.config.tables.config_def import ConfigError, ConfigType, UpdateMode, java_double
-from ottla.node.config.tables.group import CLIENT_METRICS, GROUP
-from ottla.node.config.tables.topic import TOPIC
+from ottla.node.config.schema import log_config
+from ottla.node.share.share_group_settings import share_group_settings
+from ottla.node.share.share_partition import ShareGroupSettings
 from ottla.protocol.security_protocol import SecurityProtocol
+from ottla.raft.config import QuorumConfig
 
 
 def test_defaults_pass_their_own_checks() -> None:
     for table in (BROKER, TOPIC, GROUP, CLIENT_METRICS):
         for key in table.values():
             assert key.parse(key.show(key.default)) == key.default, key.name
+
+
+def test_parts_that_have_defaults_of_their_own_have_those_of_the_settings() -> None:
+    alone = NodeConfig()
+    assert log_config(alone, {}) == LogConfig()
+    assert transaction_config(alone) == TransactionConfig()
+    assert share_config(alone) == ShareCoordinatorConfig()
+    assert share_group_settings(alone, {}, share_version=2) == ShareGroupSettings()
+    assert quorum_config(alone) == QuorumConfig()
+    assert metadata_log_config(alone) == MetadataLogConfig()
+    assert asdict(producer_config(alone)) == asdict(ProducerStateManagerConfig())
+    assert cleaner_config(alone) == CleanerConfig()
+    assert scrub_config(alone) == ScrubConfig()
 
 
 def test_every_setting_is_described() -> None:
@@ -68,7 +103,7 @@ def test_topic_defaults_come_from_the_broker() -> None:
     assert set(defaults) == set(TOPIC)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("name", "value", "problem"),
     [
         ("num.partitions", "0", "Invalid value 0 for configuration num.partitions: Value must be at least 1"),

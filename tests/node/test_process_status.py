@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.waiting import came_true, wait_until
 
 pytestmark = pytest.mark.slow
 
@@ -68,10 +69,22 @@ def test_a_node_reports_its_process(tmp_path: Path, setting: str, bound: float |
         assert status["loop"]["looks"] > 0
 
 
+def used_ticks(pid: int) -> int:
+    """The processor time that a process has taken so far."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])
+
+
+def is_idle(pid: int) -> bool:
+    before = used_ticks(pid)
+    return not came_true(lambda: used_ticks(pid) != before, 0.3)
+
+
 def test_a_crash_leaves_the_stacks_of_all_threads(tmp_path: Path) -> None:
     with started(tmp_path / "data") as node:
         assert node.stdout is not None
         assert "is ready" in node.stdout.readline()
+        wait_until(lambda: is_idle(node.pid))  # the stack of a thread that runs may not be readable
         node.send_signal(signal.SIGSEGV)
         _, errors = node.communicate(timeout=60)
     assert node.returncode == -signal.SIGSEGV

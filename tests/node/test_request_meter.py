@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tests.support.rows import for_each
 
 from ottla.node.api.request_meter import RequestMeter
 from ottla.node.api.routes import ROUTES
@@ -57,7 +58,7 @@ def metered(
     return RequestMeter(managers, context, listener), managers, connection
 
 
-@pytest.mark.parametrize("key", sorted(ROUTES))
+@for_each("key", sorted(ROUTES))
 def test_each_response_can_say_how_long_its_client_is_throttled(key: int) -> None:
     api = API[key]
     response = api.response_class()
@@ -139,7 +140,7 @@ def test_requests_of_nodes_are_exempt() -> None:
 CONTROLLER = ListenerType.CONTROLLER
 
 
-@pytest.mark.parametrize("key", sorted(key for key in ROUTES if CONTROLLER in ROUTES[key].listeners))
+@for_each("key", sorted(key for key in ROUTES if CONTROLLER in ROUTES[key].listeners))
 def test_by_the_listener_of_controllers_only_requests_of_nodes_are_exempt(key: int) -> None:
     api = API[key]
     clock = ManualClock()

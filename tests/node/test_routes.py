@@ -6,7 +6,7 @@ import inspect
 import pkgutil
 from importlib import import_module
 
-import pytest
+from tests.support.rows import for_each
 
 import ottla.node.api.handlers
 from ottla.node.api.response_errors import error_for_each_part
@@ -24,7 +24,7 @@ from ottla.protocol.messages.offset_commit import (
 )
 from ottla.protocol.messages.share_group_describe import DescribedGroup, ShareGroupDescribeRequest
 
-every_route = pytest.mark.parametrize("route", ROUTES.values(), ids=lambda route: route.name)
+every_route = for_each("route", ROUTES.values(), ids=lambda route: route.name)
 
 
 def modules(route: ApiRoute) -> set[str]:

@@ -1,12 +1,13 @@
 """The answers of the controller and the broker to changes of settings."""
 
 import pytest
+from tests.support.rows import for_each
 
 from ottla.log.config.log_config import LogConfig
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
 from ottla.node.config.describe import ConfigValueSource, ConfigView
 from ottla.node.config.node_config import NodeConfig
-from ottla.node.config.schema import TableSchema, check_broker_settings, log_config
+from ottla.node.config.schema import NodeConfigSchema, check_broker_settings, log_config
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.describe_configs import DescribeConfigsResourceResult
 from ottla.records.types import TimestampType
@@ -16,12 +17,12 @@ GROUP = ConfigResource(ConfigResourceType.GROUP, "g")
 METRICS = ConfigResource(ConfigResourceType.CLIENT_METRICS, "m")
 
 
-def schema(**given: str) -> TableSchema:
+def schema(**given: str) -> NodeConfigSchema:
     config = NodeConfig({name.replace("_", "."): value for name, value in given.items()})
-    return TableSchema(lambda: config)
+    return NodeConfigSchema(lambda: config)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("resource", "settings", "code", "problem"),
     [
         (TOPIC, {"nonsense": "1"}, ErrorCode.INVALID_CONFIG, "Unknown topic config name: nonsense"),

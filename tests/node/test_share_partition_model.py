@@ -13,6 +13,7 @@ from tests.node.test_share_partition import Ack
 
 from ottla.coordinator.share.persister import PersisterStateBatch
 from ottla.node.share.share_partition import (
+    InFlightState,
     LogBatch,
     RecordState,
     ShareGroupSettings,
@@ -231,6 +232,62 @@ class Run:
         if transition:
             self.writes.append((transition, changed))
 
+    def alter(self) -> None:
+        """What an operator does to records, held or not."""
+        if not self.known:
+            return
+        first = self.random.choice(sorted(self.known))
+        last = first + self.random.choice((0, 3, 40))
+        type = self.random.choice((AcknowledgeType.GAP, AcknowledgeType.RELEASE, AcknowledgeType.REJECT))
+        count = self.random.choice((-1, -1, 1, 2))
+        most = self.random.choice((1, 1_000))
+        done = self.share.alter_records([(first, last, count)], type, self.now_ms, most_looks=most)
+        if done.next_offset is not None:
+            assert first < done.next_offset <= last, (first, done.next_offset, last)
+            assert most == 1
+            last = done.next_offset - 1
+        changed, altered = set(), 0
+        for at in range(max(first, self.share.start_offset), last + 1):
+            each = self.known.get(at)
+            if each is None or each.pending is not None or count not in (-1, each.count):
+                continue
+            if each.state is RecordState.AVAILABLE and type is AcknowledgeType.RELEASE:
+                altered += each.waits_until_ms > 0
+                each.waits_until_ms = 0
+            elif each.state in (RecordState.AVAILABLE, RecordState.ACQUIRED):
+                each.pending = self.outcome(OUTCOME[type], each.count)
+                each.released_ms = None
+                changed.add(at)
+                altered += 1
+        assert changed == offsets_of(done.transition)
+        assert altered == done.size
+        if done.transition:
+            self.writes.append((done.transition, changed))
+
+    def list_records(self) -> None:
+        page = self.share.records_in_flight(
+            0, frozenset(InFlightState), self.now_ms, most=10_000, most_looks=10_000
+        )
+        assert page.next_offset is None
+        listed = {}
+        for each in page.records:
+            for at in range(each.first_offset, each.last_offset + 1):
+                held = each.left_ms if each.state in (InFlightState.HELD, InFlightState.WAITING) else 0
+                listed[at] = (each.state, each.delivery_count, each.member_id, held)
+        expected: dict[int, tuple[InFlightState, int, str | None, int]] = {}
+        for at, known in self.known.items():
+            if at < self.share.start_offset or known.pending is not None:
+                continue
+            if known.state is RecordState.ACQUIRED:
+                left_ms = max(0, known.deadline_ms - self.now_ms)
+                expected[at] = (InFlightState.HELD, known.count, known.member, left_ms)
+            elif known.state is RecordState.AVAILABLE and known.waits_until_ms:
+                left_ms = max(0, known.waits_until_ms - self.now_ms)
+                expected[at] = (InFlightState.WAITING, known.count, None, left_ms)
+            elif known.state is RecordState.AVAILABLE:
+                expected[at] = (InFlightState.AVAILABLE, known.count, None, 0)
+        assert listed == expected
+
     def end_write(self) -> None:
         if not self.writes:
             return
@@ -252,6 +309,8 @@ class Run:
                     delay_ms = self.settings.retry_delay_ms(each.count, run.first_offset)
                     assert delay_ms >= 0.8 * self.settings.retry_backoff_ms
                     each.waits_until_ms = each.released_ms + delay_ms
+            elif each.state is RecordState.AVAILABLE:
+                each.state = RecordState.ARCHIVED if at < start else RecordState.AVAILABLE
             elif each.deadline_ms <= self.now_ms and each.deadline_ms <= self.expired_until:
                 below = at < start
                 each.state = (
@@ -275,7 +334,7 @@ class Run:
         self.expired_until = self.now_ms
         has_waited = False
         for each in self.known.values():
-            if 0 < each.waits_until_ms <= self.now_ms:
+            if each.pending is None and 0 < each.waits_until_ms <= self.now_ms:
                 has_waited = has_waited or each.state is RecordState.AVAILABLE
                 each.waits_until_ms = 0
         assert self.share.end_waits(self.now_ms) == has_waited
@@ -340,6 +399,8 @@ class Run:
             assert done == self.share.delivery_complete_count
         # The start never passes a record that is not done, unless the log's start has.
         for at, each in self.known.items():
+            if each.pending is not None and each.state is RecordState.AVAILABLE:
+                continue  # an operator changes it
             assert at >= start or each.state in (*DONE, RecordState.ACQUIRED), (at, each, start)
             assert at >= start or at < self.log_start or each.state in DONE, (at, each, start)
 
@@ -391,6 +452,8 @@ def test_a_share_partition_does_what_the_model_does(block: int) -> None:
             (run.end_write, 8),
             (run.tick, 2),
             (run.release_member, 1),
+            (run.alter, 2),
+            (run.list_records, 1),
             (run.delete_records, 0.1),
         )
         actions, weights = zip(*steps, strict=True)
@@ -411,7 +474,9 @@ def test_a_new_leader_goes_on_with_what_was_persisted(block: int) -> None:
         try:
             for _ in range(8):
                 for _ in range(25):
-                    action = run.random.choice((run.append, run.fetch, run.acknowledge, run.end_write))
+                    action = run.random.choice(
+                        (run.append, run.fetch, run.acknowledge, run.end_write, run.alter)
+                    )
                     action()
                     run.check()
                 accepted = {

@@ -42,6 +42,7 @@ from ottla.protocol.names import SHARE_GROUP_STATE_TOPIC, SharePartitionKey, Top
 from ottla.protocol.schema import Request, Response
 from ottla.rpc.channel import InterNodeClient
 from ottla.runtime.address import Address
+from ottla.runtime.clock import SystemClock
 from ottla.runtime.runtime import Runtime
 from ottla.runtime.turns import Turns
 from ottla.sim.cluster.sim_nodes import SimNodes
@@ -409,6 +410,7 @@ async def test_a_partition_that_a_request_names_ten_thousand_times_holds_nobody_
         rounds.append(dict(found))
         return dict.fromkeys(found, OK)
 
-    results = await run_for_partitions([Named(bytes(16), parts)], lambda part: part.start_offset, run)
+    topics = [Named(bytes(16), parts)]
+    results = await run_for_partitions(SystemClock(), topics, lambda part: part.start_offset, run)
     assert len(results) == 2
     assert [list(each.values()) for each in rounds] == [[at, at + 1] for at in range(0, 20_000, 2)]

@@ -13,9 +13,9 @@ from tests.support.wire import WireClient
 
 from ottla import blocking
 from ottla.client.admin.configs import ResourceType
+from ottla.node.config.definitions.config_def import ConfigError
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.config.otlp import METRICS, parse_headers, signal_url
-from ottla.node.config.tables.config_def import ConfigError
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from ottla.protocol.messages.get_telemetry_subscriptions import (

@@ -16,7 +16,7 @@ from tests.support.azure_server import (
     azure_server,
     missing_requirement,
 )
-from tests.support.remote_store import finished_segments, known_segments, metadata_events, objects_of
+from tests.support.remote_store import finished_segments, knlog_lineage, metadata_events, objects_of
 from tests.support.waiting import wait_until
 
 from ottla.remote.store_settings import PrefixedSettings, store_settings
@@ -96,7 +96,7 @@ def test_segments_go_to_azure_and_come_back(
         wait_until(lambda: len(list(log_dir.glob("*.log"))) == 1, "nothing leaves the disk")
         assert consume(bootstrap, "orders", 120) == list(range(120))
         wait_until(
-            lambda: stored() == objects_of(known_segments(metadata_events(node.data_dir))),
+            lambda: stored() == objects_of(knlog_lineage(metadata_events(node.data_dir))),
             "the store has other objects than the metadata know",
             poll_s=0.1,
         )

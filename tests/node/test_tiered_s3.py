@@ -10,7 +10,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource
 from tests.node.test_tiered_copy import consume, create, produce
 from tests.support.remote_store import (
     finished_segments,
-    known_segments,
+    knlog_lineage,
     metadata_events,
     objects_of,
     stored_objects,
@@ -85,7 +85,7 @@ def test_segments_go_to_s3_and_come_back_though_it_throttles(
             poll_s=0.1,
         )
         wait_until(
-            lambda: objects(bucket) == objects_of(known_segments(metadata_events(node.data_dir))),
+            lambda: objects(bucket) == objects_of(knlog_lineage(metadata_events(node.data_dir))),
             "the store has other objects than the metadata know",
             poll_s=0.1,
         )

@@ -17,15 +17,13 @@ from ottla.records.arrow import (
     ALL_COLUMNS,
     ArrowDecoder,
     arrow_schema,
-    build_batches_from_arrow,
-    decode_to_arrow,
     partitions_of,
 )
 from ottla.records.batch import BatchHeader, Codec, Record, TimestampType, read_records, verify_crc
 from ottla.records.builder import build_batch
-from ottla.records.reader import read_visible
 from tests.records.model import ModelRecord, record_runs
 from tests.records.test_reader import History, histories
+from tests.support.visible_records import build_batches_from_arrow, decode_to_arrow, read_visible
 
 
 def rows_of(records: list[Record], timestamp_type: int = 0) -> list[dict[str, Any]]:

@@ -27,6 +27,7 @@ from ottla.records.batch import (
 from ottla.records.builder import build_batch
 from tests.records import model
 from tests.records.model import ModelBatch, ModelRecord, record_runs
+from tests.support.rows import for_each
 
 # The same two records as Apache Kafka 4.3.1 writes them with each codec.
 GOLDEN = {
@@ -232,7 +233,7 @@ def test_batches_are_walked_up_to_an_incomplete_one() -> None:
         ]
 
 
-@pytest.mark.parametrize("damaged", range(HEADER_SIZE - 40, HEADER_SIZE + 10))
+@for_each("damaged", range(HEADER_SIZE - 40, HEADER_SIZE + 10))
 def test_every_covered_byte_counts_for_the_checksum(damaged: int) -> None:
     data = bytearray(build_batch([(0, b"key", b"a value")]))
     data[damaged] ^= 1

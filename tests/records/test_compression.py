@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import gzip
 import struct
+import subprocess
+import sys
 import tracemalloc
 
 import cramjam
@@ -23,6 +25,7 @@ from ottla.records.compression import (
     decompress,
 )
 from ottla.records.types import Codec
+from tests.support.rows import for_each
 
 COMPRESSING = [codec for codec in Codec if codec is not Codec.NONE]
 MIXED = b"".join(b"%d some text that repeats, and some that does not: %d;" % (i, i * i) for i in range(2500))
@@ -42,7 +45,7 @@ def test_large_data_comes_back_and_is_smaller(codec: Codec) -> None:
     assert bytes(decompress(codec, compressed)) == MIXED
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("codec", "level"),
     [(codec, level) for codec, (low, high) in LEVEL_RANGES.items() for level in (low, low + 1, 5, high)]
     + list(DEFAULT_LEVELS.items()),
@@ -154,3 +157,19 @@ def test_damaged_data_is_an_error_or_wrong_bytes_but_nothing_worse(codec: Codec,
     cut = data.draw(st.integers(0, len(compressed)))
     with contextlib.suppress(KafkaError):
         assert len(memoryview(decompress(codec, bytes(compressed[:cut]), 100_000))) <= 100_000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("codec", [Codec.LZ4, Codec.SNAPPY])
+def test_data_that_compresses_well_takes_no_memory_beside_itself(codec: Codec) -> None:
+    """By the peak of a process of its own, as the codec's buffers are none of Python's."""
+    program = (
+        "import resource\n"
+        "from ottla.records.compression import compress\n"
+        "from ottla.records.types import Codec\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        f"compress(Codec.{codec.name}, bytes(1 << 20)); before = peak()\n"
+        f"compress(Codec.{codec.name}, bytes(64 << 20)); print((peak() - before) // 1024)\n"
+    )
+    printed = subprocess.run([sys.executable, "-c", program], check=True, capture_output=True, text=True)
+    assert int(printed.stdout) < 15

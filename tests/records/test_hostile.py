@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.records.arrow import decode_to_arrow
 from ottla.records.batch import (
     BatchHeader,
     Codec,
@@ -25,9 +24,10 @@ from ottla.records.builder import build_batch
 from ottla.records.compaction import OffsetMap, filter_batch, map_batch
 from ottla.records.compression import compress
 from ottla.records.control import read_control_records
-from ottla.records.reader import read_visible
 from ottla.records.validation import AppendOrigin, check_produce_records, validate_and_assign_offsets
 from tests.records.model import varint
+from tests.support.rows import for_each
+from tests.support.visible_records import decode_to_arrow, read_visible
 
 LIMIT = 1 << 20
 SMALL = [0, 1, 2, 3, 5, 6, 7, 63, 64, 127, 128, 255, 2**14, 2**21, 2**28, 2**31 - 1, 2**31, 2**32 - 1]
@@ -125,7 +125,7 @@ def test_the_seeds_themselves_are_sound(data: bytes) -> None:
     assert read_records(data)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@for_each("seed", range(60))
 def test_mutations_of_sound_batches_never_break_anything(seed: int) -> None:
     chance = random.Random(seed)
     for _ in range(25):

@@ -12,7 +12,8 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.batch import Codec, Record, iter_batches
 from ottla.records.builder import build_batch
 from ottla.records.control import ControlType, EndTransactionMarker, build_end_transaction_marker
-from ottla.records.reader import open_reader, read_visible
+from ottla.records.reader import open_reader
+from tests.support.visible_records import read_visible
 
 
 @dataclass

@@ -33,6 +33,7 @@ from ottla.records.validation import (
 )
 from tests.records import model
 from tests.records.model import ModelBatch, ModelRecord, record_runs
+from tests.support.rows import for_each
 
 NOW = 1_700_000_000_000
 
@@ -89,8 +90,8 @@ def test_an_incomplete_batch_at_the_end_is_cut_off() -> None:
     assert len(validate(data + data[:30]).buffer) == len(data)
 
 
-@pytest.mark.parametrize("codec", list(Codec))
-@pytest.mark.parametrize("target", list(Codec))
+@for_each("codec", list(Codec))
+@for_each("target", list(Codec))
 @given(records=record_runs(base=0))
 @settings(max_examples=15)
 def test_batches_take_the_compression_of_their_topic(

@@ -13,6 +13,7 @@ from ottla.runtime.http_parser import (
     find_head_end,
     parse_head,
 )
+from tests.support.rows import for_each
 
 HOST = b"Host: localhost\r\n"
 
@@ -61,7 +62,7 @@ def test_a_client_that_closes_or_is_old_keeps_no_connection() -> None:
     assert not parse_head(head_of(b"GET / HTTP/1.0\r\n\r\n")).keeps_alive
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "status"),
     [
         # Request lines.
@@ -166,7 +167,7 @@ def test_chunks_are_joined_wherever_they_are_cut() -> None:
     assert body.is_done
 
 
-@pytest.mark.parametrize(
+@for_each(
     "text",
     [
         *(b"g\r\n", b"\r\n", b"-1\r\n", b"+1\r\na\r\n", b"0x1\r\na\r\n", b" 1\r\na\r\n", b"1 1\r\na\r\n"),

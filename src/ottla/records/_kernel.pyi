@@ -1,4 +1,4 @@
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, final
 
 from typing_extensions import Buffer
@@ -162,6 +162,31 @@ def place_plain(
     max_bytes: int,
     keys_required: bool,
 ) -> BatchHeader | None: ...
+
+@final
+class ProduceLane:
+    appended: list[tuple[int, int, int]] | None
+    waiting: list[tuple[Any, int, int]] | None
+    timeout_ms: int
+    def __init__(
+        self,
+        gate: object,
+        quotas: object,
+        statistics_of: Callable[[int], object | None],
+        now_ns: Callable[[], int],
+        time_bounds_ns: tuple[int, ...],
+        crc32c: Callable[[memoryview], int],
+        internal_topics: Container[str],
+        topic_partition: Callable[[str, int], object],
+        invariants: object,
+        may_write: Callable[..., bool],
+        max_version: int,
+    ) -> None: ...
+    def answer(self, connection: object, frame: memoryview) -> bytes | None: ...
+    def take(
+        self, connection: object, data: memoryview, position: int, room: int, received_ns: int
+    ) -> int: ...
+
 def find_timestamp(
     payload: Buffer, header: BatchHeader, timestamp: int, start_offset: int
 ) -> tuple[int, int] | None: ...
@@ -320,3 +345,55 @@ class Rows:
     def count(self) -> int: ...
     def encode(self, encoder: Encoder, start: int, limit_bytes: int) -> int: ...
     def partitions(self, partitions: int) -> Block: ...
+
+AVRO_KINDS: dict[str, int]
+AVRO_FAULTS: tuple[str, ...]
+
+@final
+class AvroColumn:
+    def __init__(
+        self,
+        kind: int,
+        children: list[AvroColumn],
+        *,
+        kept: bool = True,
+        low: int = ...,
+        high: int = ...,
+        size: int = 0,
+        null_branch: int = -1,
+        branches: int = 0,
+        may_be_null: bool = True,
+        allowed: bytes = b"",
+        decimal_limit: int = 0,
+    ) -> None: ...
+    @property
+    def children(self) -> list[AvroColumn]: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def null_count(self) -> int: ...
+    def buffers(self) -> tuple[Block | None, Block, Block]: ...
+
+def read_avro(
+    column: AvroColumn, values: BinaryInput, start: int, head: int, most_bytes: int
+) -> tuple[int, list[tuple[int, int]]]: ...
+
+@final
+class AvroSource:
+    def __init__(
+        self,
+        kind: int,
+        children: list[AvroSource],
+        valid: Buffer | None = None,
+        offsets: Buffer | None = None,
+        data: Buffer | None = None,
+        *,
+        first: int = 0,
+        rows: int = 0,
+        size: int = 0,
+        null_branch: int = -1,
+        branch: int = 0,
+        branches: bytes = b"",
+    ) -> None: ...
+
+def write_avro(source: AvroSource, prefix: bytes, rows: int) -> tuple[Block, Block] | None: ...

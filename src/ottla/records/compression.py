@@ -77,15 +77,20 @@ def compress(codec: Codec, data: Buffer, level: int | None = None) -> Buffer:
             return compressed
 
 
-def _compress_snappy(data: memoryview) -> bytes:
-    parts: list[Buffer] = [XERIAL_HEADER]
+# Blocks are copied as they are made: the codec gives each in a buffer for a block that does not compress, and
+# all of them together would take as much as the data.
+
+
+def _compress_snappy(data: memoryview) -> bytearray:
+    out = bytearray(XERIAL_HEADER)
     for at in range(0, len(data), XERIAL_BLOCK_BYTES):
         block = memoryview(cramjam.snappy.compress_raw(data[at : at + XERIAL_BLOCK_BYTES]))
-        parts += (_INT32.pack(len(block)), block)
-    return b"".join(parts)
+        out += _INT32.pack(len(block))
+        out += block
+    return out
 
 
-def _compress_lz4(data: memoryview, level: int) -> bytes:
+def _compress_lz4(data: memoryview, level: int) -> Buffer:
     # As in Kafka, the default level stands for the fast compressor and every other one for the thorough one.
     if level != DEFAULT_LEVELS[Codec.LZ4]:
         thorough = cramjam.lz4.Compressor(
@@ -93,16 +98,18 @@ def _compress_lz4(data: memoryview, level: int) -> bytes:
         )
         thorough.compress(bytes(data))
         return bytes(thorough.finish())
-    parts: list[Buffer] = [LZ4_HEADER]
+    out = bytearray(LZ4_HEADER)
     for at in range(0, len(data), LZ4_BLOCK_BYTES):
         plain = data[at : at + LZ4_BLOCK_BYTES]
         block = memoryview(cramjam.lz4.compress_block(plain, store_size=False))
         if len(block) < len(plain):
-            parts += (_UINT32_LE.pack(len(block)), block)
+            out += _UINT32_LE.pack(len(block))
+            out += block
         else:
-            parts += (_UINT32_LE.pack(len(plain) | LZ4_STORED), plain)
-    parts.append(_UINT32_LE.pack(0))
-    return b"".join(parts)
+            out += _UINT32_LE.pack(len(plain) | LZ4_STORED)
+            out += plain
+    out += _UINT32_LE.pack(0)
+    return out
 
 
 def decompress(codec: Codec, data: Buffer, max_bytes: int = MAX_DECOMPRESSED_BYTES) -> Buffer:

@@ -16,11 +16,10 @@ from ottla.records.compression import decompress
 from ottla.records.types import MAX_DECOMPRESSED_BYTES
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable
 
     from typing_extensions import Buffer
 
-    from ottla.records._kernel import Record
     from ottla.records.types import Codec
 
     Decompress = Callable[[Codec, Buffer, int], Buffer]
@@ -45,27 +44,3 @@ def open_reader(
         crc32c=crc32c,
         max_decompressed_bytes=max_decompressed_bytes,
     )
-
-
-def read_visible(
-    buf: Buffer,
-    *,
-    start_offset: int = 0,
-    end_offset: int = MAX_OFFSET,
-    aborted: Iterable[tuple[int, int]] = (),
-    check_crc: bool = True,
-    max_decompressed_bytes: int = MAX_DECOMPRESSED_BYTES,
-) -> list[Record]:
-    """The records in [start_offset, end_offset) that a consumer sees of the complete batches in `buf`.
-
-    `aborted` are the (producer id, first offset) pairs of the aborted transactions that a read_committed
-    fetch comes with; without them nothing is left out but control records.
-    """
-    reader = open_reader(
-        start_offset=start_offset,
-        end_offset=end_offset,
-        check_crc=check_crc,
-        max_decompressed_bytes=max_decompressed_bytes,
-    )
-    reader.set_aborted(aborted)
-    return reader.read(buf)

@@ -16,6 +16,8 @@ MAGIC = 2
 """The one record format of Kafka 4."""
 NO_TIMESTAMP = -1
 NO_PRODUCER_ID = -1
+FIRST_BROKER_PRODUCER_ID = 1 << 62
+"""Producer ids from here on are those of brokers, for dead letters; clients get ids that count from 0."""
 NO_PRODUCER_EPOCH = -1
 NO_SEQUENCE = -1
 NO_LEADER_EPOCH = -1

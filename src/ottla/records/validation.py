@@ -311,7 +311,7 @@ class BatchCheck:
             self._expect_the_most()
             return
         except KafkaError as error:
-            self._error = error
+            self._error = error.again()
         self.is_done = True
 
     def _expect_the_most(self) -> None:
@@ -333,7 +333,7 @@ class BatchCheck:
         """Assign offsets to the batch that was checked, or raise what the check has found."""
         assert self.is_done
         if self._error is not None:
-            raise self._error
+            raise self._error.again()
         buffer = self._buffer
         if self._rules.timestamp_type is TimestampType.LOG_APPEND_TIME:
             header = BatchHeader.parse(buffer)

@@ -130,7 +130,10 @@ class BrokerChannel:
             state.attempt.add_done_callback(_mark_retrieved)
         shared = asyncio.shield(state.attempt)
         shared.add_done_callback(_mark_retrieved)  # the caller may be cancelled before it fails
-        return await shared
+        try:
+            return await shared
+        finally:
+            del shared  # its error refers to this frame
 
     async def _connect(
         self, state: _LaneState, timeout_ms: int, expected: ExpectedNode | None

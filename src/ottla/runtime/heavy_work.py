@@ -127,7 +127,10 @@ class HeavyWork:
         call = asyncio.ensure_future(self._pool.run(fn, *args))
         self._calls.add(call)
         call.add_done_callback(lambda done: self._on_done(done, owner, waiter))
-        return await asyncio.shield(call)
+        try:
+            return await asyncio.shield(call)
+        finally:
+            del call  # which has the error that it raised, and with it this frame
 
     def _start_waiting(self) -> None:
         while self.running < self._workers:

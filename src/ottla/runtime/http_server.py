@@ -61,7 +61,6 @@ HttpHandler: TypeAlias = "Callable[[HttpServerRequest], Awaitable[HttpServerResp
 
 JSON: Final = "application/json; charset=utf-8"
 TEXT: Final = "text/plain; charset=utf-8"
-HTML: Final = "text/html; charset=utf-8"
 
 _REASONS: Final = {
     int(line[:3]): line[4:]
@@ -153,10 +152,6 @@ class HttpServerResponse:
     @classmethod
     def text(cls, text: str, status: int = 200) -> HttpServerResponse:
         return cls(status, text.encode(), TEXT)
-
-    @classmethod
-    def html(cls, text: str, status: int = 200) -> HttpServerResponse:
-        return cls(status, text.encode(), HTML)
 
 
 class HttpServerRequest:

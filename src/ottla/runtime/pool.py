@@ -103,7 +103,10 @@ class ThreadPool:
             raise
         self.accepted += 1
         call.add_done_callback(self._release)
-        return await asyncio.shield(call)
+        try:
+            return await asyncio.shield(call)
+        finally:
+            del call  # which has the error that it raised, and with it this frame
 
     def _release(self, _: asyncio.Future[Any]) -> None:
         self.accepted -= 1

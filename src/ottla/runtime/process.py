@@ -130,11 +130,13 @@ def write_stacks_on_crash() -> None:
 
 
 def write_stacks_on_request() -> None:
-    """Have the stacks of all threads written to stderr for each SIGQUIT, as a Java virtual machine does. This
-    needs neither the event loop nor the interpreter, so it shows where a process is that does nothing at all.
+    """Have the stacks of all threads written to stderr for each SIGQUIT, as a Java virtual machine does. The
+    interpreter does it between two instructions of the main thread, also of a loop that never comes to its
+    end: stacks that are read while their threads run may crash the process. Only for the main thread.
     """
-    if sys.stderr is not None and hasattr(faulthandler, "register"):
-        faulthandler.register(signal.SIGQUIT, all_threads=True)
+    stderr = sys.stderr
+    if stderr is not None:
+        signal.signal(signal.SIGQUIT, lambda _signal, _frame: faulthandler.dump_traceback(stderr))
 
 
 def on_exit(callback: Callable[[], None]) -> None:

@@ -47,10 +47,6 @@ class ZNodeStat(NamedTuple):
     # The id of the session that created an ephemeral znode; 0 for others.
     ephemeral_owner: int
 
-    @property
-    def is_ephemeral(self) -> bool:
-        return self.ephemeral_owner != 0
-
 
 class ZNode(NamedTuple):
     data: bytes

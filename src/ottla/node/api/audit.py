@@ -133,6 +133,18 @@ def _delete_offsets(request: Any, response: Any) -> Iterator[str]:
                 yield f"Group:{request.group_id}, its offset of {topic.name}-{part.partition_index}"
 
 
+_RECORD_CHANGES: Final = {0: "skipped", 2: "released", 3: "rejected"}
+
+
+def _alter_share_records(request: Any, response: Any) -> Iterator[str]:
+    done = _RECORD_CHANGES.get(request.acknowledge_type)
+    for topic in response.topics:
+        for part in _succeeded(topic.partitions):
+            if part.records:
+                at = f"{topic.name}-{part.partition_index}"
+                yield f"Group:{request.group_id}, {part.records} records of {at} {done}"
+
+
 def _update_features(request: Any, response: Any) -> Iterator[str]:
     if not response.error_code:
         for update in request.feature_updates:
@@ -175,6 +187,7 @@ _CHANGES: Final[dict[str, Callable[[Any, Any], Iterator[str]]]] = {
     "DeleteRecords": _delete_records,
     "DeleteGroups": _delete_groups,
     "OffsetDelete": _delete_offsets,
+    "AlterShareRecords": _alter_share_records,
     "UpdateFeatures": _update_features,
     "UnregisterBroker": _unregister_broker,
     "UnregisterController": _unregister_controller,

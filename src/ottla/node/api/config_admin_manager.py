@@ -16,13 +16,16 @@ from ottla.metadata.controller.configs import OpType
 from ottla.metadata.controller.state import NO_ERROR, ApiError
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
 from ottla.node.api.context import ApiRequestContext
+from ottla.node.config.definitions.config_def import ConfigType
 from ottla.node.config.loggers import LOG4J_LEVELS, ROOT, logger_levels, set_level
 from ottla.node.config.node_config import NodeConfig, broker_key, listener_base_name
 from ottla.node.config.schema import check_broker_settings
-from ottla.node.config.tables.config_def import ConfigType
 from ottla.protocol.acl import CLUSTER_NAME, AclOperation, AclResourceType
 from ottla.protocol.api import ListenerType
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.runtime.steps import Steps
+from ottla.runtime.turns import Turns
+from ottla.runtime.work_queue import in_turns
 
 _NODE_ID: Final = re.compile(r"[+-]?\d{1,10}")
 
@@ -62,24 +65,32 @@ async def alter(
     validate_only: bool,
 ) -> list[R]:
     """Decide what the broker decides, forward the rest to the controller, and answer in order."""
-    resources = [read(each) for each in requested]
-    outcomes = _preprocess(context, resources, incremental=incremental, validate_only=validate_only)
+    turns = Turns(context.services.node.runtime.clock)
+    resources = []
+    for each in requested:
+        resources.append(read(each))
+        await turns.pause_if_due()
+    checks = _preprocess(context, resources, incremental=incremental, validate_only=validate_only)
+    outcomes = await in_turns(checks, turns)
     for at, (resource, changes) in enumerate(resources):
         if outcomes[at] is None and resource.type == ConfigResourceType.BROKER:
             outcomes[at] = await _check_certificates(context, resource, changes, incremental=incremental)
     remaining = [each for each, outcome in zip(requested, outcomes) if outcome is None]
     decided = {(r.resource_type, r.resource_name): r for r in await forward(remaining)} if remaining else {}
-    return [
-        decided[resource.type, resource.name]
-        if outcome is None
-        else respond(
-            error_code=int(outcome.code),
-            error_message=outcome.message,
-            resource_type=int(resource.type),
-            resource_name=resource.name,
+    results = []
+    for (resource, _), outcome in zip(resources, outcomes):
+        results.append(
+            decided[resource.type, resource.name]
+            if outcome is None
+            else respond(
+                error_code=int(outcome.code),
+                error_message=outcome.message,
+                resource_type=int(resource.type),
+                resource_name=resource.name,
+            )
         )
-        for (resource, _), outcome in zip(resources, outcomes)
-    ]
+        await turns.pause_if_due()
+    return results
 
 
 def parse_node_id(name: str) -> int | None:
@@ -96,7 +107,7 @@ def _preprocess(
     *,
     incremental: bool,
     validate_only: bool,
-) -> list[ApiError | None]:
+) -> Steps[list[ApiError | None]]:
     """For each resource its outcome, or None where the controller decides."""
     counts = Counter(resource for resource, _ in resources)
     outcomes: list[ApiError | None] = []
@@ -120,6 +131,7 @@ def _preprocess(
                 raise _invalid(f"Unknown resource type {int(resource.type)}: it has no configs.")
         except KafkaError as error:
             outcomes.append(ApiError.of(error))
+        yield
     return outcomes
 
 

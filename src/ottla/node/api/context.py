@@ -23,10 +23,13 @@ from ottla.protocol.acl import (
 )
 from ottla.protocol.api import ListenerType
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.runtime.steps import Steps, run_at_once
+from ottla.runtime.turns import Turns
+from ottla.runtime.work_queue import in_turns
 from ottla.security.principal import ANONYMOUS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from ottla.metadata.image.image import MetadataImage
     from ottla.node.api.request_meter import RequestMeter
@@ -157,6 +160,8 @@ class RequestContext(ApiRequestContext):
     forwarded: Request | None = None
     # Set by a handler whose response takes more than a turn of the event loop to encode: the pool does it.
     is_bulky: bool = False
+    # Set by the dispatcher where decoding took more than a turn: the response may take as much to encode.
+    is_long: bool = False
 
     def mutation_quota(self, *, strict_since: int) -> ControllerMutationQuota | None:
         """As for each request, but what comes to a controller's own listener is of another node."""
@@ -174,6 +179,12 @@ class RequestContext(ApiRequestContext):
         broker = self.services.broker
         assert broker is not None, f"{self.api.name} came to a listener of controllers"
         return broker
+
+    def run_steps(self, steps: Steps[T]) -> T | Awaitable[T]:
+        """Run what is done for each part of the request: at once, or of a long one in turns."""
+        if self.is_long:
+            return in_turns(steps, Turns(self.services.node.runtime.clock))
+        return run_at_once(steps)
 
     async def run_heavy(self, cost_us: int, fn: Callable[[], T], *, memory_bytes: int = 0) -> T:
         """Have the work done in a thread when it is the client's turn: one that has logged in waits behind

@@ -57,7 +57,7 @@ def describe_groups(
             await turns.pause_if_due()
             try:
                 if isinstance(ticket, KafkaError):
-                    raise ticket
+                    raise ticket.again()
                 group = await ticket
                 if not all(_may_describe(context, topic) for topic in topics_of(group)):
                     raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, denied)
@@ -81,7 +81,7 @@ def _submit(
         check_group(context, group_id, AclOperation.DESCRIBE)
         check_group_id(group_id)
     except KafkaError as error:
-        return error
+        return error.again()
     return context.broker.coordinators.groups.submit(group_id, operation(group_id))
 
 

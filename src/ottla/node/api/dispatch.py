@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import struct
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import partial
 from typing import Any, Final
 
 from ottla.metadata.image.image import MetadataImage
@@ -22,21 +23,39 @@ from ottla.node.api.response_errors import error_codes
 from ottla.node.api.responses import encode, make_failure_response, unsupported_api_versions
 from ottla.node.api.routes import ROUTES, ApiRoute, FailureResponse, Forwarding, Handler
 from ottla.node.api.services import ApiServices
-from ottla.node.network.connection import Parts, PendingRequest, ProtocolViolation
-from ottla.node.network.request_statistics import ListenerStatistics, RequestStatistics
+from ottla.node.network.connection import (
+    ClientConnection,
+    Parts,
+    PendingRequest,
+    ProtocolViolation,
+    RequestLane,
+)
+from ottla.node.network.request_statistics import TIME_BOUNDS_NS, ListenerStatistics, RequestStatistics
+from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.api import API_VERSIONS, FETCH, PRODUCE, ListenerType, api_name
-from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage
+from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage, TooManyElements
 from ottla.protocol.headers import (
     RequestHeader,
     encoded_response_parts,
     request_header_version,
     response_parts,
 )
+from ottla.protocol.names import INTERNAL_TOPICS, TopicPartition
 from ottla.protocol.schema import Request, Response
+from ottla.records._kernel import ProduceLane
+from ottla.records.checksum import crc32c
+from ottla.runtime import invariants
+from ottla.runtime.heavy_work import SHORT_US
 from ottla.runtime.tasks import close_unstarted
+from ottla.security.principal import KafkaPrincipal
 from ottla.security.quota.quota_managers import QuotaManagers
 
+# Members of an enum take longer to find.
+_WRITE: Final = int(AclOperation.WRITE)
+_TOPIC: Final = int(AclResourceType.TOPIC)
 _KEY_AND_VERSION: Final = struct.Struct(">hh")
+_CORRELATION_ID: Final = struct.Struct(">i")
+_NOT_TAKEN: Final[Parts] = []
 # Their handlers count errors as they meet them: most responses have none, and all have partitions.
 _COUNT_THEIR_ERRORS: Final = frozenset((PRODUCE, FETCH))
 # Kafka's names for the fetches of its dashboards.
@@ -45,6 +64,8 @@ _FETCH_OF_FOLLOWER: Final = "FetchFollower"
 # How many bulky responses of a listener are made at once; the others wait. Each is objects for thousands of
 # partitions until it is encoded, which no budget counts.
 _BULKY_AT_ONCE: Final = 2
+# Elements of the arrays of a request that are decoded at once, which takes a few milliseconds.
+_ELEMENTS_OF_A_TURN: Final = 1_000
 
 
 class _ServedApi:
@@ -100,6 +121,32 @@ class _ServedApi:
         return handle
 
 
+def _untimed() -> int:
+    return 0
+
+
+class _Producer:
+    """The sender of a Produce request, as an authorizer knows it."""
+
+    __slots__ = ("_connection", "client_id")
+
+    def __init__(self, connection: ClientConnection, client_id: str | None) -> None:
+        self._connection: Final = connection
+        self.client_id: Final = client_id
+
+    @property
+    def client_host(self) -> str:
+        return self._connection.peer[0]
+
+    @property
+    def principal(self) -> KafkaPrincipal:
+        return self._connection.principal
+
+    @property
+    def request_name(self) -> str:
+        return "Produce"
+
+
 class Dispatcher:
     """The service behind one listener. Requests that come before the gate is open wait for it."""
 
@@ -109,8 +156,12 @@ class Dispatcher:
         listener: RequestListener,
         quotas: QuotaManagers,
         statistics: ListenerStatistics | None = None,
+        now_ns: Callable[[], int] | None = None,
     ) -> None:
-        """`statistics` is where requests and their errors are counted."""
+        """`statistics` is where requests and their errors are counted, and `now_ns` the clock that times
+        them.
+        """
+        self._now_ns = now_ns
         self._gate = gate
         self._statistics = statistics
         self._listener = listener
@@ -121,6 +172,28 @@ class Dispatcher:
             for key, route in ROUTES.items()
             if listener.kind in route.listeners
         }
+        self._lane: ProduceLane | None = None
+
+    @property
+    def lane(self) -> RequestLane | None:
+        return self._lane
+
+    def open_lane(self) -> None:
+        """Let plain Produce requests be answered by the kernel."""
+        if PRODUCE in self._served:
+            self._lane = ProduceLane(
+                self._gate,
+                self._quotas,
+                self._produce_statistics,
+                _untimed if self._statistics is None or self._now_ns is None else self._now_ns,
+                TIME_BOUNDS_NS,
+                crc32c,
+                INTERNAL_TOPICS,
+                TopicPartition,
+                invariants,
+                self._may_write,
+                self._served[PRODUCE].max_version,
+            )
 
     def start(self, pending: PendingRequest, frame: memoryview) -> Parts | Awaitable[Parts | None] | None:
         if len(frame) < _KEY_AND_VERSION.size:
@@ -131,6 +204,10 @@ class Dispatcher:
             raise ProtocolViolation(
                 f"it asked for {api_name(key)} version {version}, which is not served here"
             )
+        if key == PRODUCE and self._lane is not None and pending.appended is None:
+            reply = self._start_in_lane(self._lane, pending, frame, version)
+            if reply is not _NOT_TAKEN:
+                return reply
         api = served.api
         try:
             header, position = RequestHeader.decode_from(frame, 0, request_header_version(api, version))
@@ -170,15 +247,89 @@ class Dispatcher:
                 return encoded_response_parts(api, version, header.correlation_id, cached)
         try:
             # Bytes after the body are ignored, as Kafka does.
-            request, _ = served.request_class.decode_from(frame, position, version)
+            request, _ = served.request_class.decode_from(frame, position, version, _ELEMENTS_OF_A_TURN)
+        except TooManyElements:
+            pending.connection.hold_back()
+            return self._answer_long(context, served, handle, frame, position, cache_key)
         except MalformedMessage as error:
-            raise ProtocolViolation(
-                f"its {api.name} version {version} request (client id {header.client_id!r}) "
-                f"cannot be read: {error.message}"
-            ) from None
+            raise _unreadable(context, error) from None
         if self._quotas.is_active and key in self._quotas.metered:
             context.meter = RequestMeter(self._quotas, context, self._listener.kind)
         return self._answer(context, served, handle, request, frame, cache_key)
+
+    async def _answer_long(
+        self,
+        context: RequestContext,
+        served: _ServedApi,
+        handle: Handler,
+        frame: memoryview,
+        position: int,
+        cache_key: CacheKey | None,
+    ) -> Parts | None:
+        """Decode a request with so many elements that it would take a turn of the loop, in a thread, and
+        answer it. The next request of its connection is started after that, as in Kafka: the handler may
+        take many turns.
+        """
+        assert served.request_class is not None
+        context.is_long = True
+        if self._quotas.is_active and context.api.key in self._quotas.metered:
+            context.meter = RequestMeter(self._quotas, context, self._listener.kind)
+        decode = partial(served.request_class.decode_from, frame, position, context.version)
+        try:
+            request, _ = await context.run_heavy(min(len(frame), SHORT_US), decode)
+        except MalformedMessage as error:
+            raise _unreadable(context, error) from None
+        reply = self._answer(context, served, handle, request, frame, cache_key)
+        parts = reply if reply is None or isinstance(reply, list) else await reply
+        context.connection.go_on()
+        return parts
+
+    def _start_in_lane(
+        self, lane: ProduceLane, pending: PendingRequest, frame: memoryview, version: int
+    ) -> Parts | Awaitable[Parts | None] | None:
+        """Have the lane answer a Produce request that comes while others of its connection are in progress,
+        or has to wait; `_NOT_TAKEN` if it is for the handler.
+        """
+        connection = pending.connection
+        if connection.last_produce is not None:
+            return _NOT_TAKEN
+        response = lane.answer(connection, frame)
+        if response is None:
+            pending.appended = lane.appended
+            return _NOT_TAKEN
+        pending.statistics = self._produce_statistics(version)
+        waiting = lane.waiting
+        if waiting is None:
+            return [response] if response else None
+        from ottla.node.api.produce_outcome import wait_for_replicas
+
+        services = self._gate.services
+        assert services is not None
+        api = self._served[PRODUCE].api
+        (correlation_id,) = _CORRELATION_ID.unpack_from(frame, _KEY_AND_VERSION.size)
+        context = RequestContext(services, self._listener, api, version, correlation_id, None, pending)
+        return wait_for_replicas(context, response, waiting, lane.timeout_ms)
+
+    def _produce_statistics(self, version: int) -> RequestStatistics | None:
+        """Where the requests of the lane count."""
+        if self._statistics is None:
+            return None
+        served = self._served[PRODUCE]
+        return served.statistics[version] or self._measure(served, served.statistics, version)
+
+    def _may_write(self, connection: ClientConnection, client_id: str | None, topic: str, count: int) -> bool:
+        """Whether the client may write a topic. Where it may not, or that is not known yet, the handler says
+        what becomes of it.
+        """
+        services = self._gate.services
+        assert services is not None
+        authorizer = services.node.authorizer
+        assert authorizer is not None
+        requester = _Producer(connection, client_id)
+        try:
+            return authorizer.allowed(requester, _WRITE, _TOPIC, topic, count=count, log_denied=False)
+        except KafkaError:
+            return False
 
     def _measure(
         self, served: _ServedApi, by_version: list[RequestStatistics | None], version: int
@@ -232,6 +383,8 @@ class Dispatcher:
             self._count_errors(served, context.version, reply)
             if served.audited:
                 log_changes(context, request, reply, context.forwarded)
+            if context.is_long and cache_key is None:
+                return context.services.node.runtime.pool.run(encode, context, reply)
             if (
                 cache_key is None
                 or image is None
@@ -294,7 +447,7 @@ class Dispatcher:
             meter.finish(request, response)
         if response is None:
             return None
-        if context.is_bulky:
+        if context.is_bulky or context.is_long:
             return await context.services.node.runtime.pool.run(encode, context, response)
         return encode(context, response)
 
@@ -376,6 +529,13 @@ def _failed(context: RequestContext, served: _ServedApi, request: Request, error
     ):
         context.meter.on_denied()
     return make_failure_response(context, served.failure_response, request, error)
+
+
+def _unreadable(context: RequestContext, error: MalformedMessage) -> ProtocolViolation:
+    return ProtocolViolation(
+        f"its {context.api.name} version {context.version} request (client id {context.client_id!r}) "
+        f"cannot be read: {error.message}"
+    )
 
 
 def _denials(context: RequestContext) -> int:

@@ -78,7 +78,7 @@ def make_failure_response(
     the node's and is logged with its traceback. ProtocolViolation where no response can say it.
     """
     if isinstance(error, ProtocolViolation):
-        raise error
+        raise ProtocolViolation(str(error))  # the error itself would refer to this frame, and that to it
     if isinstance(error, KafkaError):
         code, message = error.code, error.message
     else:

@@ -193,6 +193,8 @@ ROUTES: Final[dict[int, ApiRoute]] = {
         # Share groups, to the leaders of partitions
         ApiRoute("ShareFetch", "share_fetch", BROKER_ONLY),
         ApiRoute("ShareAcknowledge", "share_acknowledge", BROKER_ONLY),
+        ApiRoute("DescribeShareRecords", "describe_share_records", BROKER_ONLY),
+        ApiRoute("AlterShareRecords", "alter_share_records", BROKER_ONLY),
         # The state of share groups, between brokers
         ApiRoute("InitializeShareGroupState", "initialize_share_group_state", BROKER_ONLY, on_failure=_EACH),
         ApiRoute("ReadShareGroupState", "read_share_group_state", BROKER_ONLY, on_failure=_EACH),

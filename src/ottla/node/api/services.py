@@ -8,7 +8,7 @@ runs (`config`, `image`) is read again for each use: the objects are replaced, n
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from ottla.node.api.broker_extension import BrokerExtension
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -36,56 +36,10 @@ if TYPE_CHECKING:
     from ottla.runtime.heavy_work import HeavyWork
     from ottla.runtime.on_demand import OnDemand
     from ottla.runtime.runtime import Runtime
-    from ottla.security.authorizer.audit_log import AuditLog
-    from ottla.security.principal import KafkaPrincipal
+    from ottla.security.authorizer.standard_authorizer import StandardAuthorizer
     from ottla.security.quota.quota_managers import QuotaManagers
 
 E = TypeVar("E", bound=BrokerExtension)
-
-
-class Requester(Protocol):
-    """The sender of a request, as an authorizer knows it."""
-
-    @property
-    def client_id(self) -> str | None: ...
-
-    @property
-    def client_host(self) -> str: ...
-
-    @property
-    def principal(self) -> KafkaPrincipal: ...
-
-    @property
-    def request_name(self) -> str:
-        """The name of the request's API."""
-        ...
-
-
-class Authorizer(Protocol):
-    """Decides what a client may do. A node without one (`authorizer.class.name` is empty) allows all."""
-
-    @property
-    def version(self) -> int:
-        """Changes whenever a decision may be another than before."""
-        ...
-
-    @property
-    def audit(self) -> AuditLog: ...
-
-    def allowed(
-        self,
-        requester: Requester,
-        operation: int,
-        resource_type: int,
-        name: str,
-        *,
-        count: int = 1,
-        log_denied: bool = True,
-    ) -> bool: ...
-
-    def allowed_by_resource_type(self, requester: Requester, operation: int, resource_type: int) -> bool:
-        """Decide whether a client may do this to at least one resource of the type."""
-        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,7 +51,8 @@ class NodeServices:
     metadata: MetadataCache
     cluster_id: str
     security: NodeSecurity
-    authorizer: Authorizer | None
+    authorizer: StandardAuthorizer | None
+    """Decides what a client may do; without one (`authorizer.class.name` is empty) all is allowed."""
     endpoints: NodeEndpoints
     quotas: QuotaManagers
     """How much each client may take."""

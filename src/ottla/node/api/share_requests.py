@@ -1,4 +1,6 @@
-"""What ShareFetch and ShareAcknowledge have in common: who may send them, and what they acknowledge."""
+"""What requests to the leaders of share partitions have in common: who may send them, what they acknowledge,
+and how much of the records in delivery one of them looks at.
+"""
 
 from __future__ import annotations
 
@@ -25,6 +27,9 @@ _RENEWAL_SINCE: Final = 2
 # What a type takes as it is decoded, and how many are worth counting.
 _TYPE_BYTES: Final = 8
 _COUNT_FROM: Final = 10_000
+# Ranges of records in delivery that a request of an operator looks at, and in one turn.
+_MAX_LOOKS: Final = 10_000
+_LOOKS_AT_A_TIME: Final = 1_000
 
 AcknowledgeResults: TypeAlias = dict[TopicIdPartition, KafkaError | None]
 """The error of each partition; None where there is none."""
@@ -148,6 +153,43 @@ class Acknowledgements:
             # As Apache Kafka answers: partitions without batches are named beside others that have some.
             return self._errors
         return {**await self._pending.results(), **self._errors, **self._nothing}
+
+
+class LooksLeft:
+    """How many ranges of records a request of an operator may still look at, in turns."""
+
+    __slots__ = ("_left", "_turns")
+
+    def __init__(self, context: RequestContext) -> None:
+        self._left = _MAX_LOOKS
+        self._turns = Turns(context.broker.runtime.clock)
+
+    @property
+    def most(self) -> int:
+        """How many it may look at now."""
+        return min(self._left, _LOOKS_AT_A_TIME)
+
+    @property
+    def is_used_up(self) -> bool:
+        return self._left <= 0
+
+    def count(self, looks: int) -> None:
+        self._left -= max(1, looks)
+
+    async def pause_if_due(self) -> None:
+        await self._turns.pause_if_due()
+
+
+def share_records_partition(
+    context: RequestContext, topic: str, index: int, operation: AclOperation
+) -> TopicIdPartition:
+    """The partition whose records in delivery an operator asks for; KafkaError if that may not be."""
+    if not context.allowed(operation, AclResourceType.TOPIC, topic):
+        raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
+    known = context.image.topics.by_name.get(topic)
+    if known is None or index not in known.partitions:
+        raise KafkaError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+    return TopicIdPartition(known.id, index)
 
 
 def _are_valid(batches: Iterable[AcknowledgedOffsets], most: int, *, is_renew_ack: bool) -> bool:

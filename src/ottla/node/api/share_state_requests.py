@@ -13,6 +13,8 @@ from typing import Protocol, TypeVar
 from ottla.coordinator.share.persister import PersisterResult, ShareState, StateSummary
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.names import TopicIdPartition
+from ottla.runtime.clock import Clock
+from ottla.runtime.turns import Turns
 
 D = TypeVar("D")
 P_co = TypeVar("P_co", covariant=True)
@@ -45,6 +47,7 @@ PartitionT = TypeVar("PartitionT", bound=StatePartition)
 
 
 async def run_for_partitions(
+    clock: Clock,
     topics: Iterable[StateTopic[PartitionT]],
     data: Callable[[PartitionT], D],
     run: Callable[[Mapping[TopicIdPartition, D]], Awaitable[dict[TopicIdPartition, R]]],
@@ -54,6 +57,7 @@ async def run_for_partitions(
     """
     rounds: list[dict[TopicIdPartition, D]] = [{}]
     named: Counter[TopicIdPartition] = Counter()
+    turns = Turns(clock)
     for topic in topics:
         for part in topic.partitions:
             tp = TopicIdPartition(topic.topic_id, part.partition)
@@ -61,11 +65,13 @@ async def run_for_partitions(
                 rounds.append({})
             rounds[named[tp]][tp] = data(part)
             named[tp] += 1
+            await turns.pause_if_due()
     results: dict[TopicIdPartition, R] = {}
     for each in rounds:
         for tp, result in (await run(each)).items():
             if tp not in results or results[tp].error is ErrorCode.NONE:
                 results[tp] = result
+            await turns.pause_if_due()
     return results
 
 

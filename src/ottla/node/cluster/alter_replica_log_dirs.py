@@ -202,8 +202,8 @@ class AlterReplicaLogDirsManager:
                 self._copy_in_background(partition, future)
 
     async def stop(self) -> None:
-        """Leave the moves for the next start, except those that the controller may know of: should the former
-        directory be gone by then, the controller would take the future log for complete.
+        """Leave the moves for the next start, except those that the controller may know of: if the former
+        directory is gone at that start, the controller takes the future log for a complete one.
         """
         moves = list(self._moves.values())
         for _, task in moves:

@@ -27,7 +27,7 @@ from ottla.node.config.component_settings import (
 )
 from ottla.node.config.dynamic import DynamicBrokerConfig
 from ottla.node.config.listeners import Endpoint
-from ottla.node.config.schema import TableSchema
+from ottla.node.config.schema import NodeConfigSchema
 from ottla.node.network.node_security import NodeSecurity
 from ottla.runtime.address import Address
 from ottla.runtime.runtime import Runtime
@@ -132,7 +132,7 @@ class QuorumMember:
     def _activate(self) -> QuorumController:
         asyncio.get_running_loop().call_soon(self.liveness.on_controller_active)
         settings = controller_settings(self._config.current, self._cluster_id)
-        schema = TableSchema(lambda: self._config.current)
+        schema = NodeConfigSchema(lambda: self._config.current)
         if self._zookeeper is not None:
             return self._zookeeper.activate(settings, schema, self.formatted_records)
         return QuorumController.activate(
@@ -149,7 +149,7 @@ class QuorumMember:
         return self._zookeeper is None and self.metadata.voters.ids == (self._config.current.node_id,)
 
     def announcer(self, incarnation_id: bytes, endpoints: Sequence[Endpoint]) -> Callable[[], None] | None:
-        """What has to know that the broker of this node is ready to serve; None with a quorum."""
+        """What tells ZooKeeper that the broker of this node is ready to serve; None with a quorum."""
         if self._zookeeper is None:
             return None
         config = self._config.current

@@ -23,7 +23,7 @@ from ottla.node.config.component_settings import metadata_log_config, quorum_con
 from ottla.node.config.errors import NodeFailed
 from ottla.node.config.listeners import Endpoint
 from ottla.node.config.node_config import NodeConfig
-from ottla.node.config.schema import TableSchema
+from ottla.node.config.schema import NodeConfigSchema
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import uuid_text
 from ottla.raft.voters import ReplicaKey, Voter, VoterSet, VoterSetHistory
@@ -206,7 +206,7 @@ class ZooKeeperMember:
             await asyncio.sleep(_RETRY_SECONDS)
 
     def activate(
-        self, settings: ControllerSettings, schema: TableSchema, bootstrap: Sequence[MetadataRecord]
+        self, settings: ControllerSettings, schema: NodeConfigSchema, bootstrap: Sequence[MetadataRecord]
     ) -> ZooKeeperController:
         """Make the active controller, and watch what it has to know of."""
         led = self._driver.led

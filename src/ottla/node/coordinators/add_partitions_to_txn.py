@@ -302,7 +302,7 @@ class ProduceVerification:
                 partition, producer, header.base_sequence, version_2=self._version_2
             )
         except KafkaError as error:
-            self._errors[tp] = error
+            self._errors[tp] = error.again()
             return
         if guard is not SENTINEL_GUARD:
             self._guards[tp] = guard

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import repeat
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from ottla.coordinator.group.requests import (
     AlterShareGroupOffsets,
@@ -32,7 +32,7 @@ from ottla.coordinator.share.persister import (
     StateSummary,
 )
 from ottla.metadata.image.cache import MetadataCache
-from ottla.node.coordinators.partition_metadata_client import LatestOffset
+from ottla.node.coordinators.partition_metadata_client import LatestOffset, PartitionMetadataClient
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.alter_share_group_offsets import (
     AlterShareGroupOffsetsRequest,
@@ -66,19 +66,13 @@ _NOT_ALTERED: Final = PersisterResult(
 )
 
 
-class LatestOffsets(Protocol):
-    def list_latest_offsets(
-        self, partitions: Sequence[TopicPartition], /
-    ) -> Awaitable[dict[TopicPartition, LatestOffset]]: ...
-
-
 class ShareGroupOperations:
     def __init__(
         self,
         groups: Callable[[], GroupCoordinatorService],
         metadata: MetadataCache,
         persister: Callable[[], Persister],
-        latest_offsets: Callable[[], LatestOffsets],
+        latest_offsets: Callable[[], PartitionMetadataClient],
         clock: Clock,
     ) -> None:
         self._clock: Final = clock

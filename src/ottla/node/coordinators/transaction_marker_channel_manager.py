@@ -179,7 +179,7 @@ class TransactionMarkerChannelManager:
         appended: dict[TopicPartition, tuple[Partition, int]] = {}
         for tp in sorted(partitions):
             if tp.topic == CONSUMER_OFFSETS_TOPIC:
-                ticket = self._groups().complete_transaction(
+                ticket = self._groups().runtime.complete_transaction(
                     tp.partition,
                     marker.writer,
                     commit=marker.commit,

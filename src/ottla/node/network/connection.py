@@ -76,8 +76,31 @@ class ProtocolViolation(Exception):
     """A request cannot be answered; the connection is closed, and the text says why in the log."""
 
 
+class RequestLane(Protocol):
+    """Answers requests that need nothing special, from the bytes that were received."""
+
+    @property
+    def appended(self) -> list[tuple[int, int, int]] | None:
+        """Set by `take` if the frame at which it stopped was done in part; see `PendingRequest.appended`."""
+        ...
+
+    def take(
+        self, connection: ClientConnection, data: memoryview, position: int, room: int, received_ns: int
+    ) -> int:
+        """Answer the frames from a position on, up to the first that the dispatcher has to answer; return the
+        position behind them. None of them may take more memory than `room`. The responses are added to those
+        that go out next (`add_responses`).
+        """
+        ...
+
+
 class RequestDispatcher(Protocol):
     """Answers the requests of a listener."""
+
+    @property
+    def lane(self) -> RequestLane | None:
+        """What answers some of the requests before they come here, while none is in progress."""
+        ...
 
     def start(self, pending: PendingRequest, frame: memoryview) -> Parts | Awaitable[Parts | None] | None:
         """Begin to work on a request; return its response, or an awaitable of it, or None if it has none."""
@@ -193,6 +216,7 @@ class PendingRequest:
 
     __slots__ = (
         "_turn",
+        "appended",
         "connection",
         "decoded_bytes",
         "held_bytes",
@@ -211,6 +235,9 @@ class PendingRequest:
     def __init__(self, connection: ClientConnection, size: int) -> None:
         self.connection = connection
         self.size = size
+        # Of a Produce request whose first batches were appended before a write failed: their base offsets,
+        # the offsets behind them, and the log starts.
+        self.appended: list[tuple[int, int, int]] | None = None
         self.ready = False
         # Set with the response.
         self.response_size: int
@@ -275,6 +302,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         "_frame_bytes",
         "_frame_size",
         "_half_closed",
+        "_holding_back",
+        "_lane",
         "_last_left",
         "_loop",
         "_mark_ns",
@@ -339,6 +368,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     ) -> None:
         """`now_ns` is the clock by which requests are timed; without it they are not."""
         self._dispatcher = dispatcher
+        self._lane = dispatcher.lane
         self._now_ns = now_ns
         # When bytes were last received. None are while others wait, so it is true of those too.
         self._received_ns = 0
@@ -386,6 +416,8 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._reading_paused = False
         self._waiting_for_memory = False
         self._yielding = False
+        # Requests that were started and are still decoded; those behind them wait.
+        self._holding_back = 0
         # The size of the buffer that was given out last, and the bytes since one was not filled.
         self._offered = 0
         self._unbroken = 0
@@ -555,16 +587,23 @@ class ClientConnection(asyncio.BufferedProtocol):
             if self._backlog:
                 if self._now_ns is not None:
                     self._mark_ns = self._now_ns()
-                data = memoryview(self._backlog + data)
+                data = memoryview(bytearray(self._backlog) + data)
                 self._release_request(len(self._backlog))
                 self._backlog = b""
             position, end = 0, len(data)
             turn_ends: float | None = None
+            lane, pending = self._lane, self._pending
             while position < end and not self.closed:
                 if end - position < 4 or self._must_wait():
                     self._backlog = bytes(data[position:])
                     self._count_request(end - position)
                     break
+                if lane is not None and not pending:
+                    before, position = position, self._take_lane(lane, data, position)
+                    if position > before:
+                        if position < end:
+                            turn_ends = self._turn_ends(turn_ends)
+                        continue
                 (size,) = _LENGTH.unpack_from(data, position)
                 if not 0 <= size <= self._frame_bounds.max_frame_bytes:
                     raise self._wrong_size(size, data[position:])
@@ -586,15 +625,42 @@ class ClientConnection(asyncio.BufferedProtocol):
                 self._start(bytearray(data[position : position + size]))
                 position += size
                 if position < end:
-                    now = self._loop.time()
-                    if turn_ends is None:
-                        turn_ends = now + _TURN_SECONDS
-                    elif now >= turn_ends:
-                        self._yield()
+                    turn_ends = self._turn_ends(turn_ends)
         except ProtocolViolation as violation:
             self.close_because(str(violation))
         self._flush()
         self._pause_or_resume()
+
+    def _turn_ends(self, turn_ends: float | None) -> float:
+        """When the turn of the connection ends; it has begun if that is None, and yields if it is over."""
+        now = self._loop.time()
+        if turn_ends is None:
+            return now + _TURN_SECONDS
+        if now >= turn_ends:
+            self._yield()
+        return turn_ends
+
+    def _take_lane(self, lane: RequestLane, data: memoryview, position: int) -> int:
+        """Have the lane answer what it can; return the position from which on the dispatcher answers."""
+        pool = self.pool
+        room = min(pool.unasked - pool.requests - pool.responses, self._frame_bounds.max_frame_bytes)
+        position = lane.take(self, data, position, room, self._received_ns)
+        appended = lane.appended
+        if appended is not None:
+            # Whatever the bounds say, it is answered now: a part of it is done.
+            (size,) = _LENGTH.unpack_from(data, position)
+            self._count_request(size)
+            position += 4
+            self._start(bytearray(data[position : position + size]), appended)
+            position += size
+        if self._now_ns is not None:
+            self._mark_ns = self._now_ns()
+        return position
+
+    def add_responses(self, data: bytes) -> None:
+        """Let responses of the lane go out next; no request is in progress."""
+        self._out.append(data)
+        self._out_bytes += len(data)
 
     def _wrong_size(self, size: int, data: memoryview) -> ProtocolViolation:
         guess = looks_like(bytes(data[:64]))
@@ -647,9 +713,10 @@ class ClientConnection(asyncio.BufferedProtocol):
         self._request_bytes += growth
         self.pool.requests += growth
 
-    def _start(self, frame: bytearray) -> None:
+    def _start(self, frame: bytearray, appended: list[tuple[int, int, int]] | None = None) -> None:
         size = len(frame)
         request = PendingRequest(self, size)
+        request.appended = appended
         self._pending.append(request)
         self.limits.in_progress += 1
         now_ns = self._now_ns
@@ -670,6 +737,7 @@ class ClientConnection(asyncio.BufferedProtocol):
     # Responses
 
     def _on_request_done(self, request: PendingRequest, task: asyncio.Future[Parts | None]) -> None:
+        request.task = None
         if self.closed:
             if not task.cancelled():
                 task.exception()
@@ -684,7 +752,6 @@ class ClientConnection(asyncio.BufferedProtocol):
                 str(error) if isinstance(error, ProtocolViolation) else f"its request failed: {error!r}"
             )
             return
-        request.task = None
         self._finish(request, task.result())
         self._flush()
         self._advance()
@@ -893,6 +960,7 @@ class ClientConnection(asyncio.BufferedProtocol):
             self._write_paused
             or self._waiting_for_memory
             or self._yielding
+            or self._holding_back > 0
             or (self._throttle_timer is not None and self._frame is None)
             or len(self._pending) >= self.limits.requests_at_once()
             or started >= self.limits.max_in_flight_bytes
@@ -927,6 +995,15 @@ class ClientConnection(asyncio.BufferedProtocol):
     def _on_yielded(self) -> None:
         self._yielding = False
         self.last_active = self._loop.time()
+        self._advance()
+
+    def hold_back(self) -> None:
+        """Start no further request until `go_on`."""
+        self._holding_back += 1
+
+    def go_on(self) -> None:
+        self._holding_back -= 1
+        assert self._holding_back >= 0, self._holding_back
         self._advance()
 
     def _advance(self) -> None:
@@ -978,6 +1055,7 @@ class ClientConnection(asyncio.BufferedProtocol):
         """Serve the client, which is known now."""
         self.principal = principal
         self._dispatcher = dispatcher
+        self._lane = dispatcher.lane
         self._frame_bounds = self.limits
         self.login_deadline = None
         self.limits.logging_in.pop(self, None)

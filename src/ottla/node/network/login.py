@@ -14,10 +14,10 @@ import struct
 from collections.abc import Awaitable, Mapping
 from typing import Final
 
+from ottla.node.config.definitions.config_def import ConfigError
 from ottla.node.config.errors import NodeFailed
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.config.sasl import server_mechanisms
-from ottla.node.config.tables.config_def import ConfigError
 from ottla.node.network.connection import (
     ClientConnection,
     Parts,
@@ -120,6 +120,10 @@ class SaslGate:
         """Take charge of a connection. A client has some time to log in."""
         deadline = asyncio.get_running_loop().time() + _LOGIN_SECONDS
         connection.begin_login(self._listener, deadline)
+
+    @property
+    def lane(self) -> None:
+        """Whether the session is still good is looked at for each request."""
 
     def start(self, pending: PendingRequest, frame: memoryview) -> Parts | Awaitable[Parts | None] | None:
         if self._has_failed:

@@ -12,11 +12,11 @@ import contextlib
 import logging
 from typing import TYPE_CHECKING, Final
 
+from ottla.node.config.definitions.config_def import ConfigError
 from ottla.node.config.dynamic import DynamicBrokerConfig
 from ottla.node.config.errors import NodeFailed
 from ottla.node.config.listeners import HTTP_LISTENER_NAME, Endpoint
 from ottla.node.config.node_config import NodeConfig
-from ottla.node.config.tables.config_def import ConfigError
 from ottla.node.network.server import ListenerTls
 from ottla.protocol.security_protocol import SecurityProtocol
 from ottla.rpc.connection import BrokerConnection

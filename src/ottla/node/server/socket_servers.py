@@ -72,7 +72,9 @@ class SocketServers:
         if shared.network_statistics.now_ns is not None:
             statistics = shared.network_statistics.listener(endpoint.name)
         listener = RequestListener(endpoint.name, kind, shared.config.flag("unstable.api.versions.enable"))
-        dispatcher = Dispatcher(gate, listener, shared.quotas, statistics)
+        dispatcher = Dispatcher(gate, listener, shared.quotas, statistics, shared.network_statistics.now_ns)
+        if shared.config.flag("native.lane.enable"):
+            dispatcher.open_lane()
         if self._tracing is None:
             return dispatcher
         from ottla.node.tracing.request_spans import TracingDispatcher

@@ -4,8 +4,8 @@ A directory that holds something else is never formatted, and one that another n
 belongs to another cluster or node, ends the start with one line, before anything is written to any of them.
 Without a configured node id, the node takes the one that the directories have.
 
-As in Kafka, a node starts without a directory whose disk fails. The directory of the metadata log has to be
-there: a node that has data, but has lost its votes in the quorum and its metadata, must not start over.
+As in Kafka, a node starts without a directory whose disk fails. The directory of the metadata log must not be
+missing: a node that has data, but has lost its votes in the quorum and its metadata, must not start over.
 """
 
 from __future__ import annotations

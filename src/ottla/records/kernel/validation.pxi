@@ -136,6 +136,28 @@ def validate_records(payload, BatchHeader header not None, *, bint keys_required
         PyMem_RawFree(refusals)
 
 
+cdef BatchHeader check_plain(const uint8_t* data, Py_ssize_t size, crc32c, const Rules* rules):
+    """The header of a client's batch that fills these bytes and can be stored as it is, but for its base offset
+    and leader epoch; None where the slower checks have to decide.
+    """
+    cdef BatchHeader header
+    cdef Findings found
+    if size < HEADER_BYTES or data[16] != 2 or get32(data + 8) != size - OVERHEAD_BYTES:
+        return None
+    header = parse_header(data, size, 0)
+    if (header.base_offset != 0 or header.count <= 0 or header.last_offset_delta != header.count - 1
+            or header.attributes & (CODEC_MASK | TIMESTAMP_TYPE_BIT | CONTROL_BIT)
+            or (header.producer_id > -1 and header.base_sequence < 0)
+            or crc32c(PyMemoryView_FromMemory(<char*> data + CRC_START, size - CRC_START, PyBUF_READ))
+            != header.crc):
+        return None
+    with nogil:
+        examine(data + HEADER_BYTES, size - HEADER_BYTES, header, rules, NULL, 0, &found)
+    if found.fault or found.refused or not found.contiguous or found.max_timestamp != header.max_timestamp:
+        return None
+    return header
+
+
 def place_plain(batch, crc32c, int64_t first_offset, int32_t leader_epoch, int64_t now_ms, int64_t before_max_ms,
                 int64_t after_max_ms, int64_t max_bytes, bint keys_required):
     """Set base offset and leader epoch of a client's batch in its own memory, if the batch is valid and nothing
@@ -146,35 +168,23 @@ def place_plain(batch, crc32c, int64_t first_offset, int32_t leader_epoch, int64
     """
     cdef Py_buffer view
     cdef uint8_t* data
-    cdef BatchHeader header
+    cdef BatchHeader header = None
     cdef Rules rules
-    cdef Findings found
+    rules.keys_required = keys_required
+    rules.create_time = True
+    rules.now_ms = now_ms
+    rules.before_max_ms = before_max_ms
+    rules.after_max_ms = after_max_ms
     PyObject_GetBuffer(batch, &view, PyBUF_SIMPLE)
     try:
         data = <uint8_t*> view.buf
-        if (view.readonly or view.len < HEADER_BYTES or view.len > max_bytes or data[16] != 2
-                or get32(data + 8) != view.len - OVERHEAD_BYTES):
-            return None
-        header = parse_header(data, view.len, 0)
-        if (header.base_offset != 0 or header.count <= 0 or header.last_offset_delta != header.count - 1
-                or header.attributes & (CODEC_MASK | TIMESTAMP_TYPE_BIT | CONTROL_BIT)
-                or (header.producer_id > -1 and header.base_sequence < 0)
-                or crc32c(PyMemoryView_FromMemory(<char*> data + CRC_START, view.len - CRC_START, PyBUF_READ))
-                != header.crc):
-            return None
-        rules.keys_required = keys_required
-        rules.create_time = True
-        rules.now_ms = now_ms
-        rules.before_max_ms = before_max_ms
-        rules.after_max_ms = after_max_ms
-        with nogil:
-            examine(data + HEADER_BYTES, view.len - HEADER_BYTES, header, &rules, NULL, 0, &found)
-        if found.fault or found.refused or not found.contiguous or found.max_timestamp != header.max_timestamp:
-            return None
-        header.base_offset = first_offset
-        header.leader_epoch = leader_epoch
-        put64(data, first_offset)
-        put32(data + 12, leader_epoch)
+        if not view.readonly and view.len <= max_bytes:
+            header = check_plain(data, view.len, crc32c, &rules)
+        if header is not None:
+            header.base_offset = first_offset
+            header.leader_epoch = leader_epoch
+            put64(data, first_offset)
+            put32(data + 12, leader_epoch)
         return header
     finally:
         PyBuffer_Release(&view)

@@ -1,7 +1,7 @@
 # Bytes on the wire: big-endian integers, varints, and one record of a batch.
 
 cimport cython
-from cpython.buffer cimport PyBUF_READ, PyBUF_SIMPLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
+from cpython.buffer cimport PyBUF_READ, PyBUF_SIMPLE, PyBUF_WRITABLE, PyBuffer_FillInfo, PyBuffer_Release, PyObject_GetBuffer
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.mem cimport PyMem_RawCalloc, PyMem_RawFree, PyMem_RawMalloc, PyMem_RawRealloc
 from cpython.memoryview cimport PyMemoryView_FromMemory
@@ -18,7 +18,7 @@ cdef extern from *:
     bint unlikely(bint condition) nogil
 
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.records.types import Codec, TimestampType
+from ottla.records.types import FIRST_BROKER_PRODUCER_ID, Codec, TimestampType
 
 cdef enum:
     MIN_ENTRY_BYTES = 7             # length, attributes, two deltas, two lengths, header count: a byte each

@@ -3,8 +3,10 @@
 The transaction gets the partition of `__consumer_offsets` in which the group lives; the offsets themselves go
 to the group's coordinator by TxnOffsetCommit.
 
-Version 1 only made errors retriable; 2 can return PRODUCER_FENCED; 3 is flexible; 4 can return
-TRANSACTION_ABORTABLE.
+Version 1 has the client, not the broker, wait while it is throttled (KIP-219).
+Version 2 can return PRODUCER_FENCED (KIP-588).
+Version 3 is flexible (KIP-482).
+Version 4 can return TRANSACTION_ABORTABLE (KIP-890).
 """
 
 from __future__ import annotations

@@ -3,9 +3,12 @@
 All partitions of a transaction are added, or none: if one of them is unknown or not allowed, the others get
 OPERATION_NOT_ATTEMPTED.
 
-Version 1 only made errors retriable; 2 can return PRODUCER_FENCED; 3 is flexible and the last for clients.
-From version 4 on brokers send it, for many transactions at once, to add partitions to transactions of version
-2, or only to verify those of version 1; 5 can return TRANSACTION_ABORTABLE.
+Version 1 has the client, not the broker, wait while it is throttled (KIP-219).
+Version 2 can return PRODUCER_FENCED (KIP-588).
+Version 3 is flexible (KIP-482); the last for clients.
+Version 4 is what brokers send, for many transactions at once, to add partitions to transactions of version 2,
+  or only to verify those of version 1 (KIP-890).
+Version 5 can return TRANSACTION_ABORTABLE (KIP-890).
 """
 
 from __future__ import annotations
@@ -30,9 +33,11 @@ from ottla.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnTransaction,
 )
 from ottla.protocol.names import INTERNAL_TOPICS, TopicPartition
+from ottla.runtime.turns import Turns
 
 _FIRST_VERSION_WITH_FENCED: Final = 2
 _FIRST_VERSION_OF_BROKERS: Final = 4
+_AT_ONCE: Final = 100
 
 
 def handle(
@@ -68,8 +73,12 @@ async def _add_for_client(
 async def _add_for_broker(
     context: RequestContext, request: AddPartitionsToTxnRequest
 ) -> AddPartitionsToTxnResponse:
-    # All are submitted before any is awaited.
-    results = await asyncio.gather(*(_results(context, each) for each in request.transactions))
+    turns, results = Turns(context.broker.runtime.clock), list[list[AddPartitionsToTxnTopicResult]]()
+    for start in range(0, len(request.transactions), _AT_ONCE):
+        # All of these are submitted before any is awaited.
+        part = request.transactions[start : start + _AT_ONCE]
+        results += await asyncio.gather(*(_results(context, each) for each in part))
+        await turns.pause_if_due()
     return AddPartitionsToTxnResponse(
         results_by_transaction=[
             AddPartitionsToTxnResult(transactional_id=each.transactional_id, topic_results=topics)

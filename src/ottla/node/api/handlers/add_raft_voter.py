@@ -1,6 +1,6 @@
 """AddRaftVoter: make a controller that observes the quorum one of its voters.
 
-Version 1 can ask for a response before the change is committed.
+Version 1 can ask for a response before the change is committed (KIP-1186).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """AlterClientQuotas: set and remove the quotas of users, client ids and addresses.
 
-Version 1 is flexible.
+Version 1 is flexible (KIP-482).
 """
 
 from __future__ import annotations

@@ -1,7 +1,9 @@
 """AlterConfigs: replace all settings of a resource; settings that the request does not name are removed.
 
 It cannot change log levels. IncrementalAlterConfigs replaces it: there two clients cannot overwrite each
-other's changes. Version 2 is flexible.
+other's changes.
+
+Version 2 is flexible (KIP-482).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """AlterPartition: change the ISR of a partition, as its leader proposes.
 
-Version 2 names topics by id; 3 has the epochs of the brokers in the ISR.
+Version 2 names topics by id (KIP-841).
+Version 3 has the epochs of the brokers in the ISR (KIP-903).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """AlterPartitionReassignments: move partitions to other replicas, or (null replicas) cancel a move.
 
-Version 1 can forbid that the number of replicas changes.
+Version 1 can forbid that the number of replicas changes (KIP-860).
 """
 
 from __future__ import annotations

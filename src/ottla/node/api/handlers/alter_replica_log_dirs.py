@@ -1,9 +1,13 @@
 """AlterReplicaLogDirs: move partitions to other data directories of this broker, while they serve.
 
-The response goes out when the moves have begun; DescribeLogDirs shows their progress. Version 2 is flexible.
+The response goes out when the moves have begun; DescribeLogDirs shows their progress.
+
+Version 2 is flexible (KIP-482).
 """
 
 from __future__ import annotations
+
+from collections.abc import Awaitable
 
 from ottla.node.api.context import RequestContext
 from ottla.protocol.acl import CLUSTER_NAME, AclOperation, AclResourceType
@@ -15,9 +19,18 @@ from ottla.protocol.messages.alter_replica_log_dirs import (
     AlterReplicaLogDirTopicResult,
 )
 from ottla.protocol.names import TopicPartition
+from ottla.runtime.steps import Steps
 
 
-def handle(context: RequestContext, request: AlterReplicaLogDirsRequest) -> AlterReplicaLogDirsResponse:
+def handle(
+    context: RequestContext, request: AlterReplicaLogDirsRequest
+) -> AlterReplicaLogDirsResponse | Awaitable[AlterReplicaLogDirsResponse]:
+    return context.run_steps(_alter(context, request))
+
+
+def _alter(
+    context: RequestContext, request: AlterReplicaLogDirsRequest
+) -> Steps[AlterReplicaLogDirsResponse]:
     allowed = context.allowed(AclOperation.ALTER, AclResourceType.CLUSTER, CLUSTER_NAME)
     topics: dict[str, AlterReplicaLogDirTopicResult] = {}
     for directory in request.dirs:
@@ -30,6 +43,7 @@ def handle(context: RequestContext, request: AlterReplicaLogDirsRequest) -> Alte
                 result.partitions.append(
                     AlterReplicaLogDirPartitionResult(partition_index=index, error_code=int(error))
                 )
+                yield
     return AlterReplicaLogDirsResponse(results=list(topics.values()))
 
 

@@ -4,10 +4,14 @@ A client sends this first, before it knows any version. So the response header i
 version that is not served is answered in version 0 with error UNSUPPORTED_VERSION and the one range that the
 client needs to ask again.
 
-Version 1 added the throttle time. Version 3 is flexible and carries the client's software name and version,
-and the feature levels; as its readers take a minimum of 0 for an error, it leaves out features that begin at
-0. Version 4 has them. Version 5 may name the cluster and the node that the client means to reach: another one
-answers REBOOTSTRAP_REQUIRED, as addresses that lead to it are out of date (KIP-1242).
+Version 1 has the throttle time (KIP-124).
+Version 3 is flexible, has the client's software name and version (KIP-511), and the feature levels (KIP-584);
+  as its readers take a minimum of 0 for an error, it leaves out features that begin at 0.
+Version 4 has these features too (KAFKA-17011).
+Version 5 may name the cluster and the node that the client means to reach; another one answers
+  REBOOTSTRAP_REQUIRED, as addresses that lead to it are out of date (KIP-1242).
+
+What only Ottla has is announced to its own clients: others get what Apache Kafka answers.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from ottla.protocol.messages.api_versions import (
 
 # What a connection keeps of its client's software: clients that have not logged in send it too.
 _MAX_SOFTWARE: Final = 200
+_OWN_CLIENT: Final = "ottla "
 _SOFTWARE: Final = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9\-.]*[a-zA-Z0-9])?")
 
 
@@ -69,7 +74,10 @@ def _announced_apis(context: RequestContext) -> Iterator[tuple[int, int, int]]:
     listener, broker = context.listener, context.services.broker
     extensions = () if broker is None else broker.extensions
     optional = {key for extension in extensions for key in extension.announced_apis()}
+    is_own_client = (context.connection.client_software or "").startswith(_OWN_CLIENT)
     for key, route in sorted(ROUTES.items()):
+        if not (route.api.is_of_kafka or is_own_client):
+            continue
         if listener.kind in route.listeners and (key in optional or not route.is_optional):
             yield key, *route.announced_versions(listener.kind, unstable=listener.serves_unstable_versions)
 

@@ -1,6 +1,7 @@
 """BeginQuorumEpoch: the leader of a new epoch announces itself to the voters.
 
-Version 1 has the leader's endpoints, and names the addressed voter by its directory too.
+Version 1 is flexible, has the leader's endpoints, and names the addressed voter by its directory too
+  (KIP-853).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """BrokerHeartbeat: a broker is alive, and wants to be unfenced, to stay fenced, or to shut down.
 
-Version 1 names directories that have failed; 2 directories that take no new replicas.
+Version 1 names directories that have failed (KIP-858).
+Version 2 names directories that take no new replicas (KIP-1066).
 """
 
 from __future__ import annotations

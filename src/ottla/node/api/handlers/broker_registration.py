@@ -1,7 +1,8 @@
 """BrokerRegistration: register a broker that starts, fenced at first, and return its epoch.
 
-Version 2 names log directories; 3 the broker's previous epoch, if it shut down cleanly; 4 features whose
-lowest level is 0.
+Version 2 names log directories (KIP-858).
+Version 3 has the broker's previous epoch, if it shut down cleanly (KIP-966).
+Version 4 has features whose lowest level is 0 (KAFKA-17011).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """ConsumerGroupDescribe: describe consumer groups, with the current and target assignments of their members.
 
-Version 1 says which members use the classic protocol.
+Version 1 says which members use the classic protocol (KIP-1099).
 """
 
 from __future__ import annotations

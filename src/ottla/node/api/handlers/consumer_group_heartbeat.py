@@ -1,7 +1,7 @@
 """ConsumerGroupHeartbeat: a member of a consumer group joins, stays, changes its subscription or leaves, and
 gets its assignment.
 
-Version 1 added regular expressions, and has the client choose the member id.
+Version 1 has regular expressions (KIP-848), and the client chooses the member id (KIP-1082).
 """
 
 from __future__ import annotations

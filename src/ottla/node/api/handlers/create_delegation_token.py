@@ -1,8 +1,10 @@
 """CreateDelegationToken: a token with which others log in as its owner, by SCRAM.
 
 A client that has itself logged in with a token, or that is not authenticated, gets none. The broker whose
-listener the client uses checks that, as only it knows; the controller decides the rest. Version 3 creates
-tokens for other owners, which takes CREATE_TOKENS on that user.
+listener the client uses checks that, as only it knows; the controller decides the rest.
+
+Version 2 is flexible (KIP-482).
+Version 3 creates tokens for other owners, which takes CREATE_TOKENS on that user (KIP-373).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """CreatePartitions: add partitions to topics, placed by the controller or as the request assigns them.
 
-Version 2 is flexible; 3 may be throttled with THROTTLING_QUOTA_EXCEEDED.
+Version 2 is flexible (KIP-482).
+Version 3 may be throttled with THROTTLING_QUOTA_EXCEEDED (KIP-599).
 """
 
 from __future__ import annotations

@@ -3,8 +3,10 @@
 The response goes out when the topics are in the metadata log and this node leads the partitions that it
 should lead.
 
-Version 4 takes -1 for the default number of partitions and replicas; 5 is flexible and returns the
-settings in force; 6 may be throttled with THROTTLING_QUOTA_EXCEEDED; 7 returns topic ids.
+Version 4 takes -1 for the default number of partitions and replicas (KIP-464).
+Version 5 is flexible (KIP-482), and returns the settings in force (KIP-525).
+Version 6 may be throttled with THROTTLING_QUOTA_EXCEEDED (KIP-599).
+Version 7 returns topic ids (KIP-516).
 """
 
 from __future__ import annotations

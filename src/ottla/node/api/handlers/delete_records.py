@@ -1,7 +1,9 @@
 """DeleteRecords: move the log start offset of partitions up; consumers no longer see records before it.
 
 Offset -1 stands for the high watermark. The response waits until every replica has followed, or `timeout_ms`
-is over. Version 2 is flexible.
+is over.
+
+Version 2 is flexible (KIP-482).
 """
 
 from __future__ import annotations

@@ -32,7 +32,10 @@ async def _delete(
 ) -> DeleteShareGroupStateResponse:
     coordinator = context.broker.coordinators.share
     results = await run_for_partitions(
-        request.topics, lambda _: None, partial(coordinator.delete_state, request.group_id)
+        context.broker.runtime.clock,
+        request.topics,
+        lambda _: None,
+        partial(coordinator.delete_state, request.group_id),
     )
     response: DeleteShareGroupStateResponse = error_for_each_part(request, ErrorCode.NONE, None)
     fill_in(response.results, results)

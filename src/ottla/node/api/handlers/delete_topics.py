@@ -3,8 +3,10 @@
 The topics are gone from the metadata when the response goes out; brokers remove their files in the
 background.
 
-Version 3 can return TOPIC_DELETION_DISABLED; 4 is flexible; 5 has error messages and may be throttled; 6
-takes topic ids.
+Version 3 can return TOPIC_DELETION_DISABLED (KIP-322).
+Version 4 is flexible (KIP-482).
+Version 5 has error messages and may be throttled (KIP-599).
+Version 6 takes topic ids (KIP-516).
 """
 
 from __future__ import annotations

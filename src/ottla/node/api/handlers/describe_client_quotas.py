@@ -3,7 +3,7 @@
 Each part of the filter is about one type of entities: a name, the default, or any. An entity matches that has
 all of these types; with `strict` it may have no others. A filter without parts matches all.
 
-Version 1 is flexible.
+Version 1 is flexible (KIP-482).
 """
 
 from __future__ import annotations

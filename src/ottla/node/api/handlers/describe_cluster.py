@@ -1,7 +1,8 @@
 """DescribeCluster: list the nodes of the cluster, and which of them is its controller.
 
 Version 1 asks for brokers (by a broker's listener) or controllers (by a controller's listener); the other
-kind of listener answers MISMATCHED_ENDPOINT_TYPE. Version 2 may include fenced brokers.
+  kind of listener answers MISMATCHED_ENDPOINT_TYPE (KIP-919).
+Version 2 may include fenced brokers (KIP-1073).
 """
 
 from __future__ import annotations

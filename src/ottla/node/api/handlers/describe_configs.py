@@ -3,7 +3,10 @@
 A broker answers for itself and for the cluster's defaults (the empty name), not for another broker. The
 response leaves out unknown names. A resource that is named twice is described twice, except in a request that
 names more of them than any client does (`deduplication`). What extensions say of a
-topic (`table.status`) only those get who name it. Version 3 added types and documentation.
+topic (`table.status`) only those get who name it.
+
+Version 3 has types and documentation (KIP-569).
+Version 4 is flexible (KIP-482).
 """
 
 from __future__ import annotations

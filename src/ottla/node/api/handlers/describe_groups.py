@@ -3,12 +3,14 @@
 A group that does not exist, or is no classic group, is Dead; from version 6 on its error is
 GROUP_ID_NOT_FOUND, with a message.
 
-Version 3 added authorized operations; 4 static members; 5 is flexible; 6 the error for missing groups.
+Version 3 has authorized operations (KIP-430).
+Version 4 has static members (KIP-345).
+Version 5 is flexible (KIP-482).
+Version 6 has the error for missing groups (KIP-1043).
 """
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
 from typing import Final
 
 from ottla.coordinator.group.requests import DescribeClassicGroup
@@ -22,14 +24,19 @@ from ottla.protocol.messages.describe_groups import (
     DescribeGroupsRequest,
     DescribeGroupsResponse,
 )
+from ottla.runtime.turns import Turns
 
 _FIRST_VERSION_WITH_NOT_FOUND: Final = 6
 
 
-def handle(context: RequestContext, request: DescribeGroupsRequest) -> Awaitable[DescribeGroupsResponse]:
-    # All are submitted before any is awaited, so that they are described as of one moment.
-    tickets = [(group_id, _submit(context, group_id)) for group_id in deduplicate_long(request.groups)]
-    return _describe(context, request, tickets)
+async def handle(context: RequestContext, request: DescribeGroupsRequest) -> DescribeGroupsResponse:
+    # All are submitted before any is awaited, so that they are described as of one moment, or nearly.
+    turns = Turns(context.broker.runtime.clock)
+    tickets = []
+    for group_id in deduplicate_long(request.groups):
+        tickets.append((group_id, _submit(context, group_id)))
+        await turns.pause_if_due()
+    return await _describe(context, request, tickets, turns)
 
 
 def _submit(context: RequestContext, group_id: str) -> Ticket[DescribedGroup] | None:
@@ -42,6 +49,7 @@ async def _describe(
     context: RequestContext,
     request: DescribeGroupsRequest,
     tickets: list[tuple[str, Ticket[DescribedGroup] | None]],
+    turns: Turns,
 ) -> DescribeGroupsResponse:
     response = DescribeGroupsResponse()
     for group_id, ticket in tickets:
@@ -54,6 +62,7 @@ async def _describe(
         if request.include_authorized_operations and not group.error_code:
             group.authorized_operations = context.authorized_operations(AclResourceType.GROUP, group_id)
         response.groups.append(group)
+        await turns.pause_if_due()
     return response
 
 

@@ -1,7 +1,11 @@
 """DescribeLogDirs: list the log directories, the partitions in them with their sizes, and the free space.
 
-Null topics stand for all partitions. Version 2 is flexible; 3 has an error for the whole response; 4 returns
-total and free space; 5 whether a directory takes no new partitions.
+Null topics stand for all partitions.
+
+Version 2 is flexible (KIP-482).
+Version 3 has an error for the whole response (KIP-784).
+Version 4 returns total and free space (KIP-827).
+Version 5 says whether a directory takes no new partitions (KIP-1066).
 """
 
 from __future__ import annotations

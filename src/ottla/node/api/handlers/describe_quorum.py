@@ -1,7 +1,7 @@
 """DescribeQuorum: the leader of the metadata log, its voters and observers, and the progress of each.
 
-Version 1 added the times at which a replica last fetched and was last caught up; 2 directory ids, addresses
-and error messages.
+Version 1 has the times at which a replica last fetched and was last caught up (KIP-836).
+Version 2 has directory ids, addresses and error messages (KIP-853).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """DescribeShareGroupOffsets: the start offsets of share groups, of given partitions or of all.
 
-Version 1 added the lag.
+Version 1 has the lag (KIP-1226).
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from ottla.protocol.messages.describe_transactions import (
     TopicData,
     TransactionState,
 )
+from ottla.runtime.turns import Turns
 
 
 def handle(
@@ -27,9 +28,11 @@ def handle(
 async def _describe(
     context: RequestContext, transactional_ids: Sequence[str]
 ) -> DescribeTransactionsResponse:
-    return DescribeTransactionsResponse(
-        transaction_states=[await _state(context, id) for id in transactional_ids]
-    )
+    response, turns = DescribeTransactionsResponse(), Turns(context.broker.runtime.clock)
+    for transactional_id in transactional_ids:
+        response.transaction_states.append(await _state(context, transactional_id))
+        await turns.pause_if_due()
+    return response
 
 
 async def _state(context: RequestContext, transactional_id: str) -> TransactionState:

@@ -1,6 +1,7 @@
 """ElectLeaders: make the preferred replicas leaders, or (unclean) any replica that is alive.
 
-Version 1 names the kind of election and has an error for the whole request; 2 is flexible.
+Version 1 names the kind of election and has an error for the whole request (KIP-460).
+Version 2 is flexible (KIP-482).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """EndQuorumEpoch: the leader resigns, and names its preferred successors.
 
-Version 1 names them by their directories too.
+Version 1 is flexible, names them by their directories too, and has the leader's endpoints (KIP-853).
 """
 
 from __future__ import annotations

@@ -4,8 +4,11 @@ The response goes out when the decision is in the coordinator's log: from then o
 way in every partition. Until all of them have their marker, the coordinator answers the producer's next
 request with CONCURRENT_TRANSACTIONS.
 
-Version 1 only made errors retriable; 2 can return PRODUCER_FENCED; 3 is flexible; 4 can return
-TRANSACTION_ABORTABLE; 5 is for transactions of version 2, and returns the producer's next id and epoch.
+Version 1 has the client, not the broker, wait while it is throttled (KIP-219).
+Version 2 can return PRODUCER_FENCED (KIP-588).
+Version 3 is flexible (KIP-482).
+Version 4 can return TRANSACTION_ABORTABLE (KIP-890).
+Version 5 is for transactions of version 2, and returns the producer's next id and epoch (KIP-890).
 """
 
 from __future__ import annotations

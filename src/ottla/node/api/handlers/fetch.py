@@ -17,9 +17,18 @@ read its responses, or that sends many requests at once, does not make the node 
 loads what is not in memory first (`partition_reader`), so a client that reads old records does not make
 others wait.
 
-Version 5 added log start offsets; 7 sessions; 9 leader epochs; 11 racks and reading from followers; 12 is
-flexible and finds diverging epochs; 13 names topics by id; 15 has the replica's epoch; 16 names the new
-leader; 17 the replica's directory; 18 the high watermark that the replica knows.
+Version 5 has log start offsets (KIP-107).
+Version 7 has sessions (KIP-227).
+Version 9 has leader epochs (KIP-320).
+Version 10 may return batches in zstd (KIP-110).
+Version 11 has racks, to read from followers (KIP-392).
+Version 12 is flexible (KIP-482), and finds diverging epochs (KIP-595).
+Version 13 names topics by id (KIP-516).
+Version 14 can return OFFSET_MOVED_TO_TIERED_STORAGE (KIP-405).
+Version 15 has the replica's epoch (KIP-903).
+Version 16 names the new leader (KIP-951).
+Version 17 has the replica's directory (KIP-853).
+Version 18 has the high watermark that the replica knows (KIP-1166).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """FetchSnapshot: read a piece of a metadata snapshot, for a replica that is too far behind for the log.
 
-Version 1 names replicas by their directories too.
+Version 1 names replicas by their directories too (KIP-853).
 """
 
 from __future__ import annotations

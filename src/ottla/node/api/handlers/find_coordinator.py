@@ -3,8 +3,11 @@
 It is the leader of the partition to which the key belongs. The first request creates the topic; until it
 exists, and while the partition has no leader, the response is COORDINATOR_NOT_AVAILABLE.
 
-Version 1 added key types and messages; 3 is flexible; 4 takes several keys; 5 can return
-TRANSACTION_ABORTABLE; 6 added share partitions.
+Version 1 has key types (KIP-98) and messages.
+Version 3 is flexible (KIP-482).
+Version 4 takes several keys (KIP-699).
+Version 5 can return TRANSACTION_ABORTABLE (KIP-890).
+Version 6 has share partitions (KIP-932).
 """
 
 from __future__ import annotations
@@ -30,6 +33,7 @@ from ottla.protocol.names import (
     TRANSACTION_STATE_TOPIC,
     SharePartitionKey,
 )
+from ottla.runtime.steps import Steps
 
 _FIRST_VERSION_OF_BATCHES: Final = 4
 _FIRST_VERSION_OF_SHARES: Final = 6
@@ -53,7 +57,7 @@ def handle(
         and any(_may_find(context, request.key_type, key) for key in _keys(context, request))
     ):
         return _create_topic_and_respond(context, request, topic)
-    return _respond(context, request)
+    return context.run_steps(_respond(context, request))
 
 
 def failure_response(
@@ -74,14 +78,17 @@ async def _create_topic_and_respond(
 ) -> FindCoordinatorResponse:
     await context.broker.coordinators.import_coordinator(topic)
     await create_missing_topics(context.services, [topic])
-    return _respond(context, request)
+    response = context.run_steps(_respond(context, request))
+    return response if isinstance(response, FindCoordinatorResponse) else await response
 
 
-def _respond(context: RequestContext, request: FindCoordinatorRequest) -> FindCoordinatorResponse:
+def _respond(context: RequestContext, request: FindCoordinatorRequest) -> Steps[FindCoordinatorResponse]:
     if context.version >= _FIRST_VERSION_OF_BATCHES:
-        return FindCoordinatorResponse(
-            coordinators=[_find(context, request.key_type, key) for key in request.coordinator_keys]
-        )
+        response = FindCoordinatorResponse()
+        for key in request.coordinator_keys:
+            response.coordinators.append(_find(context, request.key_type, key))
+            yield
+        return response
     found = _find(context, request.key_type, request.key)
     return FindCoordinatorResponse(
         error_code=found.error_code,

@@ -1,6 +1,7 @@
 """Heartbeat: a member of a classic group is alive, and gets an error if it has to join again.
 
-Version 3 added static members; 4 is flexible.
+Version 3 has static members (KIP-345).
+Version 4 is flexible (KIP-482).
 """
 
 from __future__ import annotations

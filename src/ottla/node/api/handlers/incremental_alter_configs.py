@@ -1,7 +1,9 @@
 """IncrementalAlterConfigs: set, delete, append to and subtract from settings, resource by resource.
 
 A resource changes as a whole or not at all; one that is rejected does not hold up the others. Log levels
-change in this broker only. Version 1 is flexible.
+change in this broker only.
+
+Version 1 is flexible (KIP-482).
 """
 
 from __future__ import annotations

@@ -4,8 +4,12 @@ Without a transactional id every request gets a new id at epoch 0. With one, the
 transaction that the previous producer left open, and answers CONCURRENT_TRANSACTIONS meanwhile; or it keeps
 that transaction, if the request says so, for the new producer to commit or abort.
 
-Version 1 only made errors retriable; 2 is flexible; 3 lets a producer continue with its own id and epoch; 4
-can return PRODUCER_FENCED; 5 TRANSACTION_ABORTABLE; 6 is for two-phase commits, and not stable in Kafka.
+Version 1 has the client, not the broker, wait while it is throttled (KIP-219).
+Version 2 is flexible (KIP-482).
+Version 3 lets a producer continue with its own id and epoch (KIP-360).
+Version 4 can return PRODUCER_FENCED (KIP-588).
+Version 5 can return TRANSACTION_ABORTABLE (KIP-890).
+Version 6 is for two-phase commits, and not stable in Kafka (KIP-939).
 """
 
 from __future__ import annotations

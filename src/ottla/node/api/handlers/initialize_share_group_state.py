@@ -33,6 +33,7 @@ async def _initialize(
 ) -> InitializeShareGroupStateResponse:
     coordinator = context.broker.coordinators.share
     results = await run_for_partitions(
+        context.broker.runtime.clock,
         request.topics,
         lambda part: InitialState(part.state_epoch, part.start_offset),
         partial(coordinator.initialize_state, request.group_id),

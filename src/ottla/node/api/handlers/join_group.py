@@ -3,9 +3,14 @@
 The response goes out when all members have joined or the rebalance timeout is over; that of the group's
 leader holds the subscriptions of all members.
 
-Version 1 added the rebalance timeout; 3 only promises less throttling; 4 has new members join again with the
-id that MEMBER_ID_REQUIRED gave them; 5 added static members; 6 is flexible; 7 has the protocol type in the
-response; 8 a reason; 9 lets a static leader skip the assignment.
+Version 1 has the rebalance timeout (KIP-62).
+Version 3 has the client, not the broker, wait while it is throttled (KIP-219).
+Version 4 has new members join again with the id that MEMBER_ID_REQUIRED gave them (KIP-394).
+Version 5 has static members (KIP-345).
+Version 6 is flexible (KIP-482).
+Version 7 has the protocol type in the response (KIP-559).
+Version 8 has a reason (KIP-800).
+Version 9 lets a static leader skip the assignment (KIP-814).
 """
 
 from __future__ import annotations

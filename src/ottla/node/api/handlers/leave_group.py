@@ -1,7 +1,9 @@
 """LeaveGroup: members leave a classic group, or an operator removes static ones by their instance ids.
 
-Version 3 takes several members, each with a result of its own; before, the error of the response is that of
-the one member. 4 is flexible; 5 adds a reason.
+Version 3 takes several members, each with a result of its own; before, the error of the response is that
+  of the one member (KIP-345).
+Version 4 is flexible (KIP-482).
+Version 5 has a reason (KIP-800).
 """
 
 from __future__ import annotations

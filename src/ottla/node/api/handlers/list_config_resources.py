@@ -1,6 +1,7 @@
 """ListConfigResources: list the names of resources that have, or may have, settings of their own.
 
-Version 0 lists client metrics subscriptions only. Version 1 asks by type; no types means all of them.
+Version 0 lists client metrics subscriptions only (KIP-714).
+Version 1 asks by type; no types means all of them (KIP-1142).
 """
 
 from __future__ import annotations

@@ -1,6 +1,8 @@
 """ListGroups: list the groups that this broker coordinates.
 
-Version 3 is flexible; 4 added states and a filter on them; 5 the same for types.
+Version 3 is flexible (KIP-482).
+Version 4 has states and a filter on them (KIP-518).
+Version 5 has types and a filter on them (KIP-848).
 """
 
 from __future__ import annotations

@@ -4,8 +4,14 @@
 greatest timestamp, -4 the start of what is on the local disk, -5 the end of what is in remote storage, -6 the
 first offset that still waits for its upload. Where there is no such record the offset is -1.
 
-Version 2 added the isolation level; 4 leader epochs; 6 is flexible; 7 added -3; 8 added -4; 9 added -5; 10 a
-timeout for searches in remote storage; 11 added -6.
+Version 2 has the isolation level (KIP-98).
+Version 4 has leader epochs (KIP-320).
+Version 6 is flexible (KIP-482).
+Version 7 knows -3 (KIP-734).
+Version 8 knows -4 (KIP-405).
+Version 9 knows -5 (KIP-1005).
+Version 10 has a timeout for searches in remote storage (KIP-1075).
+Version 11 knows -6 (KIP-1023).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """ListTransactions: list transactional ids that this broker coordinates, by state, producer, age and name.
 
-Version 1 can filter by the duration for which a transaction has been open; 2 by a regular expression that
-matches the whole id.
+Version 1 can filter by the duration for which a transaction has been open (KIP-994).
+Version 2 can filter by a regular expression that matches the whole id (KIP-1152).
 """
 
 from __future__ import annotations

@@ -4,10 +4,19 @@ A response is made from one image, so a client never sees a mixture of two state
 is created where `auto.create.topics.enable` and the client allow it; the response goes out when the topic is
 in the metadata log, and includes it.
 
-Version 1 added controller, rack and internal flag, and null for all topics (before, none meant all); 2
-the cluster id; 3 the throttle time; 4 the choice to create missing topics; 5 offline replicas; 7 leader
-epochs; 8 authorized operations; 9 is flexible; 10 topic ids in the response; 11 left the cluster's
-authorized operations to DescribeCluster; 12 may ask by topic id; 13 has an error for the whole response.
+Version 1 has the controller, racks and the internal flag, and null for all topics; before, none meant all
+  (KIP-4).
+Version 2 has the cluster id (KIP-78).
+Version 3 has the throttle time (KIP-124).
+Version 4 has the choice to create missing topics.
+Version 5 has offline replicas (KIP-112).
+Version 7 has leader epochs (KIP-320).
+Version 8 has authorized operations (KIP-430).
+Version 9 is flexible (KIP-482).
+Version 10 has topic ids in the response (KIP-516).
+Version 11 leaves the cluster's authorized operations to DescribeCluster (KIP-700).
+Version 12 may ask by topic id (KIP-516).
+Version 13 has an error for the whole response (KIP-1102).
 """
 
 from __future__ import annotations

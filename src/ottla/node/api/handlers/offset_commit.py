@@ -3,9 +3,13 @@
 The response goes out when the offsets are committed in `__consumer_offsets`. An error of the whole request is
 the error of every partition.
 
-Versions 2 to 4 may set a retention; 5 left it to the broker's settings; 6 added leader epochs; 7 static
-members; 8 is flexible; 9 serves consumer groups (STALE_MEMBER_EPOCH, GROUP_ID_NOT_FOUND); 10 names topics by
-id.
+Versions 2 to 4 may set a retention.
+Version 5 leaves the retention to the broker's settings (KIP-211).
+Version 6 has leader epochs (KIP-320).
+Version 7 has static members (KIP-345).
+Version 8 is flexible (KIP-482).
+Version 9 serves consumer groups: STALE_MEMBER_EPOCH, GROUP_ID_NOT_FOUND (KIP-848).
+Version 10 names topics by id (KIP-848).
 """
 
 from __future__ import annotations

@@ -4,8 +4,13 @@ A partition without a committed offset has offset -1 and no error. With `require
 offset in an open transaction has the error UNSTABLE_OFFSET_COMMIT. A coordinator that is cut off from the
 cluster answers NOT_COORDINATOR: the offsets it has may be old.
 
-Version 2 may ask for all topics (null) and has an error for the response; 5 added leader epochs; 6 is
-flexible; 7 require_stable; 8 takes several groups; 9 checks the member and its epoch; 10 names topics by id.
+Version 2 may ask for all topics (null) and has an error for the response (KIP-88).
+Version 5 has leader epochs (KIP-320).
+Version 6 is flexible (KIP-482).
+Version 7 has `require_stable` (KIP-447).
+Version 8 takes several groups (KIP-709).
+Version 9 checks the member and its epoch (KIP-848).
+Version 10 names topics by id (KIP-848).
 """
 
 from __future__ import annotations
@@ -30,6 +35,7 @@ from ottla.protocol.messages.offset_fetch import (
     OffsetFetchResponseTopic,
     OffsetFetchResponseTopics,
 )
+from ottla.runtime.turns import Turns
 
 _FIRST_VERSION_OF_BATCHES: Final = 8
 _FIRST_VERSION_WITH_ERROR: Final = 2
@@ -55,6 +61,8 @@ def handle(
     # A response with all offsets of a group is many times as large as the request for them; one with the
     # offsets of named topics is not.
     groups = deduplicate_long(groups, lambda each: (each.group_id, each.topics is None or id(each)))
+    if context.is_long:
+        return _respond_in_turns(context, groups, request.require_stable)
     fetches = [_Fetch(context, group, request.require_stable) for group in groups]
     if all(fetch.done for fetch in fetches):
         return _respond(context, groups, [fetch.response() for fetch in fetches])
@@ -67,6 +75,18 @@ async def _respond_later(
     for fetch in fetches:
         await fetch.wait()
     return _respond(context, groups, [fetch.response() for fetch in fetches])
+
+
+async def _respond_in_turns(
+    context: RequestContext, groups: Sequence[OffsetFetchRequestGroup], require_stable: bool
+) -> OffsetFetchResponse:
+    turns, responses = Turns(context.broker.runtime.clock), []
+    for group in groups:
+        fetch = _Fetch(context, group, require_stable)
+        await fetch.wait()
+        responses.append(fetch.response())
+        await turns.pause_if_due()
+    return _respond(context, groups, responses)
 
 
 class _Fetch:
@@ -121,7 +141,7 @@ class _Fetch:
             try:
                 await self._ticket
             except KafkaError as error:
-                self._error = error
+                self._error = error.again()
 
     def response(self) -> OffsetFetchResponseGroup:
         error = self._error
@@ -131,7 +151,7 @@ class _Fetch:
                 if self._context.broker.coordinators.may_have_moved(self._group.group_id):
                     error = KafkaError(ErrorCode.NOT_COORDINATOR)
             except KafkaError as raised:
-                error = raised
+                error = raised.again()
         if error is not None:
             return OffsetFetchResponseGroup(group_id=self._group.group_id, error_code=int(error.code))
         if self._group.topics is None:

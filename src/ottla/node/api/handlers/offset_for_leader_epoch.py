@@ -1,11 +1,15 @@
 """OffsetForLeaderEpoch: find the end offset of a leader epoch, to which followers and consumers truncate.
 
 The response has the greatest epoch of the log that is not above the requested one, and its end offset; both
-are -1 for an epoch that the log does not have. Version 3 added the id of the requesting replica; 4 is
-flexible.
+are -1 for an epoch that the log does not have.
+
+Version 3 has the id of the requesting replica (KIP-392).
+Version 4 is flexible (KIP-482).
 """
 
 from __future__ import annotations
+
+from collections.abc import Awaitable
 
 from ottla.node.api.context import RequestContext
 from ottla.protocol.acl import CLUSTER_NAME, AclOperation, AclResourceType
@@ -18,30 +22,30 @@ from ottla.protocol.messages.offset_for_leader_epoch import (
     OffsetForLeaderTopicResult,
 )
 from ottla.protocol.names import TopicPartition
+from ottla.runtime.steps import Steps
 
 
-def handle(context: RequestContext, request: OffsetForLeaderEpochRequest) -> OffsetForLeaderEpochResponse:
+def handle(
+    context: RequestContext, request: OffsetForLeaderEpochRequest
+) -> OffsetForLeaderEpochResponse | Awaitable[OffsetForLeaderEpochResponse]:
+    return context.run_steps(_respond(context, request))
+
+
+def _respond(
+    context: RequestContext, request: OffsetForLeaderEpochRequest
+) -> Steps[OffsetForLeaderEpochResponse]:
     is_broker = context.allowed(
         AclOperation.CLUSTER_ACTION, AclResourceType.CLUSTER, CLUSTER_NAME, log_denied=False
     )
-    return OffsetForLeaderEpochResponse(
-        topics=[
-            OffsetForLeaderTopicResult(
-                topic=topic.topic,
-                partitions=[
-                    _partition(
-                        context,
-                        topic.topic,
-                        part,
-                        allowed=is_broker
-                        or context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, topic.topic),
-                    )
-                    for part in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ]
-    )
+    response = OffsetForLeaderEpochResponse()
+    for topic in request.topics:
+        result = OffsetForLeaderTopicResult(topic=topic.topic)
+        response.topics.append(result)
+        for part in topic.partitions:
+            allowed = is_broker or context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, topic.topic)
+            result.partitions.append(_partition(context, topic.topic, part, allowed=allowed))
+            yield
+    return response
 
 
 def _partition(

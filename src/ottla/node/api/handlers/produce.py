@@ -13,28 +13,33 @@ takes long, as one that decompresses to much or has to be compressed again, is c
 on: while a request waits before its append, those behind it on the same connection wait for it
 (`ClientConnection.last_produce`).
 
-Version 4 can return KAFKA_STORAGE_ERROR; 5 returns log start offsets; 7 allows zstd; 8 names the records that
-were rejected; 9 is flexible; 10 names the new leader; 11 and 12 are for transactions of version 2; 13 names
-topics by id.
+Version 4 can return KAFKA_STORAGE_ERROR (KIP-112).
+Version 5 returns log start offsets (KIP-107).
+Version 7 allows zstd (KIP-110).
+Version 8 names the records that were rejected (KIP-467).
+Version 9 is flexible (KIP-482).
+Version 10 names the new leader (KIP-951).
+Version 11 can return TRANSACTION_ABORTABLE (KIP-890).
+Version 12 is for transactions of version 2 (KIP-890).
+Version 13 names topics by id (KIP-516).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable, Coroutine, Iterator
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from ottla.log.producers.state_entry import SENTINEL_GUARD
 from ottla.node.api.context import RequestContext
-from ottla.node.api.metadata_view import LEADER_CHANGED, CurrentLeaders
+from ottla.node.api.metadata_view import LEADER_CHANGED
+from ottla.node.api.produce_outcome import name_leaders
 from ottla.node.network.connection import ProtocolViolation
 from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.produce import (
     BatchIndexAndErrorMessage,
-    LeaderIdAndEpoch,
-    NodeEndpoint,
     PartitionProduceData,
     PartitionProduceResponse,
     ProduceRequest,
@@ -45,6 +50,7 @@ from ottla.protocol.messages.produce import (
 from ottla.protocol.names import INTERNAL_TOPICS, TopicPartition
 from ottla.records.batch import MAGIC, BatchHeader
 from ottla.records.cost import check_cost, ordinary_bytes
+from ottla.records.types import FIRST_BROKER_PRODUCER_ID
 from ottla.records.validation import BatchCheck, BatchTooCostly, RecordErrors, check_produce_records
 from ottla.replication.partition import Partition
 from ottla.runtime.disk import Buffer
@@ -274,6 +280,10 @@ class _Produce:
                     await logs.complete_creation(log)
 
     def append_all(self) -> None:
+        appended = self.context.pending.appended
+        if appended is not None:
+            self._append_the_rest(iter(appended))
+            return
         self._response.responses = [
             TopicProduceResponse(
                 name=topic.name,
@@ -282,6 +292,25 @@ class _Produce:
             )
             for topic in self.request.topic_data
         ]
+
+    def _append_the_rest(self, appended: Iterator[tuple[int, int, int]]) -> None:
+        """Append what the lane could not, after some batches that it has appended in this turn."""
+        for topic in self.request.topic_data:
+            answer = TopicProduceResponse(name=topic.name, topic_id=topic.topic_id)
+            self._response.responses.append(answer)
+            for data in topic.partition_data:
+                done = next(appended, None)
+                if done is None:
+                    answer.partition_responses.append(self.append_partition(topic, data))
+                    continue
+                base_offset, next_offset, log_start = done
+                response = PartitionProduceResponse(
+                    index=data.index, base_offset=base_offset, log_start_offset=log_start
+                )
+                answer.partition_responses.append(response)
+                if self.request.acks == -1:
+                    partition = self._find_partition(topic, data.index)
+                    self._awaiting_replication.append((partition, next_offset, response))
 
     async def append_in_turns(self) -> None:
         """Append, and let other connections have their turn in between."""
@@ -329,6 +358,8 @@ class _Produce:
             partition = self._find_partition(topic, data.index)
             header = _read_header(data.records, self.context.version)
             assert data.records is not None
+            if header.producer_id >= FIRST_BROKER_PRODUCER_ID and not self._authorized:
+                self.context.require_cluster_action()
             config = partition.log.local_log.config
             if (header.attributes & _CODEC or config.target_codec is not None) and check is None:
                 # What takes more all the same ends where it has cost what a turn allows (`max_cost_us`).
@@ -490,18 +521,9 @@ class _Produce:
         return bool(undecided)
 
     def _with_leaders(self) -> ProduceResponse:
-        response = self._response
-        if self._moved and self.context.version >= 10:
-            leaders = CurrentLeaders(self.context)
-            for topic, part in self._moved:
-                leader = leaders.current_leader(topic, part.index)
-                if leader is not None:
-                    part.current_leader = LeaderIdAndEpoch(leader_id=leader[0], leader_epoch=leader[1])
-            response.node_endpoints = [
-                NodeEndpoint(node_id=at.id, host=at.host, port=at.port, rack=at.rack)
-                for at in leaders.addresses.values()
-            ]
-        return response
+        if self._moved:
+            name_leaders(self.context, self._response, self._moved)
+        return self._response
 
 
 def _has_transactional_records(request: ProduceRequest) -> bool:

@@ -33,7 +33,10 @@ def handle(
 async def _read(context: RequestContext, request: ReadShareGroupStateRequest) -> ReadShareGroupStateResponse:
     coordinator = context.broker.coordinators.share
     results = await run_for_partitions(
-        request.topics, lambda part: part.leader_epoch, partial(coordinator.read_state, request.group_id)
+        context.broker.runtime.clock,
+        request.topics,
+        lambda part: part.leader_epoch,
+        partial(coordinator.read_state, request.group_id),
     )
     return ReadShareGroupStateResponse(
         results=[

@@ -1,7 +1,8 @@
 """ReadShareGroupStateSummary: read the epochs and start offsets of share partitions, without their batches.
 
-The group coordinator sends it to describe the offsets of a share group; it fences no leader. Version 1 has
-the number of completed deliveries.
+The group coordinator sends it to describe the offsets of a share group; it fences no leader.
+
+Version 1 has the number of completed deliveries (KIP-1226).
 """
 
 from __future__ import annotations
@@ -35,7 +36,10 @@ async def _read(
 ) -> ReadShareGroupStateSummaryResponse:
     coordinator = context.broker.coordinators.share
     results = await run_for_partitions(
-        request.topics, lambda part: part.leader_epoch, partial(coordinator.read_summary, request.group_id)
+        context.broker.runtime.clock,
+        request.topics,
+        lambda part: part.leader_epoch,
+        partial(coordinator.read_summary, request.group_id),
     )
     return ReadShareGroupStateSummaryResponse(
         results=[

@@ -3,7 +3,8 @@
 `node.network.login` takes the tokens of a login; what comes here is out of place: the answer is
 ILLEGAL_SASL_STATE, as in Kafka.
 
-Version 1 added the lifetime of the session, version 2 is flexible.
+Version 1 has the lifetime of the session (KIP-368).
+Version 2 is flexible (KIP-482).
 """
 
 from __future__ import annotations

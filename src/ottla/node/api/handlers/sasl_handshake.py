@@ -4,7 +4,7 @@
 at some time. What comes here is from a client that is known, or on a listener without SASL: the answer is
 ILLEGAL_SASL_STATE, with no mechanisms, as in Kafka.
 
-Version 1 has the same fields; after it, tokens come in SaslAuthenticate.
+Version 1 has the same fields; after it, tokens come in SaslAuthenticate (KIP-152).
 """
 
 from __future__ import annotations

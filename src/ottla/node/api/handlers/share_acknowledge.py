@@ -5,7 +5,8 @@ Each range of offsets is accepted, released to other members, rejected for good,
 once what was acknowledged is persisted. The request continues the member's share session, or ends it with
 epoch -1: then all that the member still holds is released. It cannot begin one.
 
-Version 2 added renewals: with type 4, in a request that says so, the lock on a record begins again.
+Version 2 has renewals: with type 4, in a request that says so, the lock on a record begins again
+  (KIP-1222).
 """
 
 from __future__ import annotations

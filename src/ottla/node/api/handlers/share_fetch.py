@@ -13,7 +13,7 @@ Without `min_bytes` of records the request waits up to `max_wait_ms`, as a Fetch
 exceeded a quota gets a response without records, and what was acquired for it is available again. A broker
 that has as many share sessions as it may have refuses to begin one, after `max_wait_ms`.
 
-Version 2 added the acquire mode and renewals.
+Version 2 has the acquire mode (KIP-1206) and renewals (KIP-1222).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """ShareGroupDescribe: describe share groups, with the assignments of their members.
 
-Version 1 is the first stable one.
+Version 1 is the first stable one (KIP-932).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """ShareGroupHeartbeat: a member of a share group joins, stays, changes its subscription or leaves, and gets
 its assignment.
 
-Version 1 is the first stable one.
+Version 1 is the first stable one (KIP-932).
 """
 
 from __future__ import annotations

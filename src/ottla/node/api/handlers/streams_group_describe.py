@@ -1,6 +1,7 @@
 """StreamsGroupDescribe: describe streams groups, with their topology and the tasks of their members.
 
-Version 1 names the assignor, and has the description of the application by a member if that is asked for.
+Version 1 names the assignor (KIP-1357), and has the description of the application by a member if that is
+  asked for (KIP-1331).
 """
 
 from __future__ import annotations

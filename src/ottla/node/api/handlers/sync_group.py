@@ -1,6 +1,8 @@
 """SyncGroup: the leader of a classic group submits the assignment, and each member gets its part.
 
-Version 3 added static members; 4 is flexible; 5 protocol type and name, checked against the group's.
+Version 3 has static members (KIP-345).
+Version 4 is flexible (KIP-482).
+Version 5 has protocol type and name, checked against the group's (KIP-559).
 """
 
 from __future__ import annotations

@@ -3,9 +3,11 @@
 Until the transaction ends, a consumer that requires stable offsets gets UNSTABLE_OFFSET_COMMIT. An error of
 the whole request is the error of every partition.
 
-Version 2 added leader epochs; 3 is flexible and names the member, so that one that was replaced cannot
-commit; 4 can return TRANSACTION_ABORTABLE; 5 also adds the partition of the offsets to the transaction; 6
-names topics by id, and knows GROUP_ID_NOT_FOUND and STALE_MEMBER_EPOCH.
+Version 2 has leader epochs (KIP-320).
+Version 3 is flexible (KIP-482), and names the member, so that one that was replaced cannot commit (KIP-447).
+Version 4 can return TRANSACTION_ABORTABLE (KIP-890).
+Version 5 also adds the partition of the offsets to the transaction (KIP-890).
+Version 6 names topics by id, and knows GROUP_ID_NOT_FOUND and STALE_MEMBER_EPOCH (KIP-1319).
 """
 
 from __future__ import annotations

@@ -1,6 +1,7 @@
 """UpdateFeatures: raise or lower feature levels of the cluster, all that are named or none.
 
-Version 1 names the kind of downgrade and can only validate; 2 has one result for all features.
+Version 1 names the kind of downgrade and can only validate (KIP-778).
+Version 2 has one result for all features.
 """
 
 from __future__ import annotations

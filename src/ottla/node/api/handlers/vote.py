@@ -1,6 +1,7 @@
 """Vote: answer a candidate that asks this voter for its vote.
 
-Version 1 names voters by their directories too; 2 may ask whether the voter would vote for it (pre-vote).
+Version 1 names voters by their directories too (KIP-853).
+Version 2 may ask whether the voter would vote for it: pre-vote (KIP-996).
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 A leader that was replaced gets FENCED_LEADER_EPOCH, and one that does not know that the state was initialized
 again gets FENCED_STATE_EPOCH.
 
-Version 1 has the number of completed deliveries.
+Version 1 has the number of completed deliveries (KIP-1226).
 """
 
 from __future__ import annotations
@@ -37,7 +37,10 @@ async def _write(
 ) -> WriteShareGroupStateResponse:
     coordinator = context.broker.coordinators.share
     results = await run_for_partitions(
-        request.topics, _state, partial(coordinator.write_state, request.group_id)
+        context.broker.runtime.clock,
+        request.topics,
+        _state,
+        partial(coordinator.write_state, request.group_id),
     )
     response: WriteShareGroupStateResponse = error_for_each_part(request, ErrorCode.NONE, None)
     fill_in(response.results, results)

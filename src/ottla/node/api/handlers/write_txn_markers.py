@@ -4,8 +4,9 @@ Transaction coordinators on other brokers send it, and operators who abort a han
 DescribeProducers gives them the producer, its epoch and the coordinator's. A marker in a partition of
 `__consumer_offsets` also commits or drops the offsets of the transaction.
 
-Version 1 is flexible; 2 has the version of the transaction: a marker of version 2 must have a higher epoch
-than the records that it ends.
+Version 1 is flexible (KIP-482).
+Version 2 has the version of the transaction: a marker of version 2 must have a higher epoch than the
+  records that it ends (KIP-1228).
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ottla.protocol.messages.write_txn_markers import (
     WriteTxnMarkersResponse,
 )
 from ottla.protocol.names import TopicPartition
+from ottla.runtime.turns import Turns
 
 
 def handle(context: RequestContext, request: WriteTxnMarkersRequest) -> Awaitable[WriteTxnMarkersResponse]:
@@ -50,7 +52,9 @@ def failure_response(
 
 async def _write(context: RequestContext, request: WriteTxnMarkersRequest) -> WriteTxnMarkersResponse:
     written: list[tuple[WritableTxnMarker, Codes | Awaitable[Codes]]] = []
+    turns = Turns(context.broker.runtime.clock)
     for marker in request.markers:
+        await turns.pause_if_due()
         partitions = _partitions(marker)
         if marker.producer_id < 0 or marker.producer_epoch < 0:
             written.append((marker, dict.fromkeys(sorted(partitions), ErrorCode.INVALID_REQUEST)))
@@ -72,6 +76,7 @@ async def _write(context: RequestContext, request: WriteTxnMarkersRequest) -> Wr
         if not isinstance(codes, Mapping):
             codes = await codes
         results.append(_result(marker, codes))
+        await turns.pause_if_due()
     return WriteTxnMarkersResponse(markers=results)
 
 

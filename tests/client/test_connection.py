@@ -23,6 +23,7 @@ from ottla.runtime.address import Address
 from ottla.runtime.random import SeededRandom
 from ottla.runtime.runtime import Runtime
 from ottla.testing.local_node import LocalNode
+from tests.support.rows import for_each
 
 
 @pytest.fixture
@@ -226,8 +227,8 @@ async def test_an_admin_client_takes_kafkas_names_and_warns_when_it_is_forgotten
         Admin(acks=1)
 
 
-@pytest.mark.parametrize("client", [Producer, Consumer, Admin])
-@pytest.mark.parametrize(
+@for_each("client", [Producer, Consumer, Admin])
+@for_each(
     ("settings", "message"),
     [
         ({"sasl_mechanism": "PLAIN"}, "sasl.mechanism is set, and security.protocol is not"),

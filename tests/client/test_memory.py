@@ -110,7 +110,7 @@ def resident_bytes() -> int:
 
 @pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
-@pytest.mark.parametrize("way", ["records", "arrow"])
+@pytest.mark.parametrize("way", ["records", pytest.param("arrow", marks=pytest.mark.exhaustive)])
 async def test_two_gigabytes_pass_through_a_bounded_memory(endless: FakeCluster, way: str) -> None:
     async with open_consumer(endless) as consumer:
         consumer.assign([(TOPIC, p) for p in range(PARTITIONS)])

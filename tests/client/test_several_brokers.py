@@ -613,6 +613,7 @@ class TestAnAddressOfAnotherNode:
         cluster.versions = {
             api.key: (api.min_version, min(api.max_version, FIRST_OF_KAFKA_4_4.get(api.key, 99) - 1))
             for api in API.values()
+            if api.is_of_kafka
         }
         async with Producer(cluster.servers, enable_metrics_push=False) as producer:
             await producer.send(TOPIC, b"value")

@@ -25,6 +25,7 @@ from ottla.protocol.messages.offset_fetch import (
 from ottla.testing.local_cluster import ClusterNode, LocalCluster, send_request
 from tests.cluster.conftest import MakeTopic
 from tests.support.acknowledged_workload import Load
+from tests.support.committing import commit_offsets
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.slow
@@ -76,7 +77,7 @@ def test_offsets_that_were_committed_are_known_to_the_next_coordinator(
     topic, group = make_topic(PARTITIONS), f"g-{uuid4().hex}"
     consumer = Consumer({"bootstrap.servers": cluster.bootstrap_servers, "group.id": group, **QUIET})
     offsets = [TopicPartition(topic, index, 10 + index) for index in range(PARTITIONS)]
-    consumer.commit(offsets=offsets, asynchronous=False)
+    commit_offsets(consumer, offsets)
     first = coordinator(cluster, group)
     cluster.kill(first)
 

@@ -69,6 +69,7 @@ def read_all(bootstrap: str, topic: str, count: int) -> list[tuple[int, bytes | 
     return found
 
 
+@pytest.mark.exhaustive
 def test_a_replica_that_lost_its_log_begins_behind_remote_storage_and_can_lead(cluster: LocalCluster) -> None:
     bootstrap = cluster.bootstrap_servers
     create_tiered_topic(bootstrap, "orders", replicas=2, min_insync_replicas=1)

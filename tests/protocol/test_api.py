@@ -11,26 +11,27 @@ from kio.schema.index import api_key_map, schema_name_map
 
 from ottla.protocol.api import API, API_BY_NAME, BOTH, REMOVED, Api, ListenerType, api_name
 from ottla.protocol.headers import request_header_version, response_header_version
-from tests.support.newer_apis import FIRST_OF_KAFKA_4_4
+from tests.support.newer_apis import FIRST_OF_KAFKA_4_4, OWN_APIS
+from tests.support.rows import for_each
 
 EVERY_API = [pytest.param(api, id=api.name) for api in API.values()]
 
 
 def versions_of_kio(api: Api) -> range:
-    return range(api.min_version, FIRST_OF_KAFKA_4_4.get(api.key, api.last_version + 1))
+    return range(api.min_version, (FIRST_OF_KAFKA_4_4 | OWN_APIS).get(api.key, api.last_version + 1))
 
 
 def test_the_table_has_the_apis_that_kio_has() -> None:
     assert {key for key, api in API.items() if versions_of_kio(api)} == set(api_key_map)
 
 
-@pytest.mark.parametrize("api", EVERY_API)
+@for_each("api", EVERY_API)
 def test_ranges_are_kafkas(api: Api) -> None:
     versions = sorted(schema_name_map[api_key_map[api.key]]) if versions_of_kio(api) else []
     assert versions == list(versions_of_kio(api))
 
 
-@pytest.mark.parametrize("api", EVERY_API)
+@for_each("api", EVERY_API)
 def test_headers_follow_kafkas_rules(api: Api) -> None:
     for version in versions_of_kio(api):
         request_header = load_request_schema(api.key, version).__header_schema__.__version__
@@ -39,7 +40,7 @@ def test_headers_follow_kafkas_rules(api: Api) -> None:
         assert response_header_version(api, version) == response_header
 
 
-@pytest.mark.parametrize("api", EVERY_API)
+@for_each("api", EVERY_API)
 def test_messages_agree_with_the_table(api: Api) -> None:
     for cls in (api.request_class, api.response_class):
         assert api.key == cls.API_KEY

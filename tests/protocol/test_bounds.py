@@ -7,17 +7,18 @@ import struct
 import pytest
 
 from ottla.protocol.decoder import MAX_ELEMENTS, MAX_TAGS
-from ottla.protocol.errors import KafkaError
+from ottla.protocol.errors import KafkaError, TooManyElements
 from ottla.protocol.headers import RequestHeader
 from ottla.protocol.messages.delete_topics import DeleteTopicsRequest
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataResponse
 from ottla.protocol.messages.offset_for_leader_epoch import OffsetForLeaderEpochRequest
 
 
-def test_a_request_holds_a_bounded_number_of_elements() -> None:
-    def names(count: int) -> bytes:
-        return struct.pack(">i", count) + b"\0\0" * count
+def names(count: int) -> bytes:
+    return struct.pack(">i", count) + b"\0\0" * count
 
+
+def test_a_request_holds_a_bounded_number_of_elements() -> None:
     topics = MetadataRequest.decode(names(MAX_ELEMENTS), 0).topics
     assert topics is not None
     assert len(topics) == MAX_ELEMENTS
@@ -56,3 +57,13 @@ def test_tagged_fields_are_few_and_count_too() -> None:
     prefix = bytes([(count + 1) & 0x7F | 0x80, (count + 1) >> 7])
     with pytest.raises(KafkaError, match="tagged fields"):
         DeleteTopicsRequest.decode(prefix + topic * count + struct.pack(">i", 1) + b"\0", 6)
+
+
+def test_a_caller_may_ask_for_fewer_elements() -> None:
+    """Nothing of a longer list is decoded then."""
+    data = names(1_001)
+    with pytest.raises(TooManyElements):
+        MetadataRequest.decode_from(data, 0, 0, 1_000)
+    topics = MetadataRequest.decode_from(data, 0, 0, 1_001)[0].topics
+    assert topics is not None
+    assert len(topics) == 1_001

@@ -20,6 +20,7 @@ from ottla.protocol.errors import MalformedMessage, UnsupportedVersion
 from ottla.protocol.headers import read_request_header
 from ottla.protocol.schema import Message
 from tests.support.messages import MessageMaker, all_messages, versions_of
+from tests.support.rows import for_each
 
 ROUNDS = int(os.environ.get("OTTLA_FUZZ_ROUNDS", "1"))
 EVERY_MESSAGE = [pytest.param(cls, id=cls.__name__) for cls in all_messages()]
@@ -59,7 +60,7 @@ def mutations(data: bytes, chance: random.Random, count: int) -> Iterator[bytes]
     yield b"\x7f" * chance.randrange(1, 100)
 
 
-@pytest.mark.parametrize("cls", EVERY_MESSAGE)
+@for_each("cls", EVERY_MESSAGE)
 def test_decoders_raise_nothing_but_malformed(cls: type[Message]) -> None:
     chance = random.Random(cls.__name__)
     for version in versions_of(cls):
@@ -74,7 +75,7 @@ def test_decoders_raise_nothing_but_malformed(cls: type[Message]) -> None:
                 assert cls.decode(decoded.encode(version), version) == decoded
 
 
-@pytest.mark.parametrize("cls", EVERY_MESSAGE)
+@for_each("cls", EVERY_MESSAGE)
 def test_memory_is_bounded_by_the_bytes_that_came(cls: type[Message]) -> None:
     chance = random.Random(cls.__name__)
     for version in versions_of(cls)[-2:]:
@@ -99,7 +100,7 @@ def _peak_of_decoding(cls: type[Message], data: bytes, version: int) -> int:
     return tracemalloc.get_traced_memory()[1] - before
 
 
-@pytest.mark.parametrize("cls", EVERY_MESSAGE)
+@for_each("cls", EVERY_MESSAGE)
 def test_a_megabyte_of_noise_is_refused_soon(cls: type[Message]) -> None:
     version = cls.VERSIONS[1]
     noise = random.Random(cls.__name__).randbytes(2**20)

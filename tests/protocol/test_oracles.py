@@ -16,6 +16,7 @@ from tests.support.oracles import (
     kio_decode,
     kio_encode,
 )
+from tests.support.rows import for_each
 
 MESSAGES_EACH = 8
 CASES = [
@@ -26,7 +27,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize(("cls", "version"), CASES)
+@for_each(("cls", "version"), CASES)
 def test_kio_reads_what_we_write_and_writes_the_same(cls: type[Message], version: int) -> None:
     theirs = kio_class(cls, version)
     for seed in range(MESSAGES_EACH):
@@ -42,7 +43,7 @@ def test_kio_reads_what_we_write_and_writes_the_same(cls: type[Message], version
 KAFKA_PYTHON_CASES = [case for case in CASES if case.values[0].__name__ in kafka_python_classes()]
 
 
-@pytest.mark.parametrize(("cls", "version"), KAFKA_PYTHON_CASES)
+@for_each(("cls", "version"), KAFKA_PYTHON_CASES)
 def test_kafka_python_reads_what_we_write_and_we_read_what_it_writes(
     cls: type[Message], version: int
 ) -> None:

@@ -44,6 +44,7 @@ from ottla.protocol.principal import DefaultPrincipalData
 from ottla.protocol.quorum_state import QuorumStateData
 from ottla.protocol.schema import Message
 from tests.support.messages import MessageMaker, all_messages, messages_of, structs_of, versions_of
+from tests.support.rows import for_each
 
 TOPIC_ID = bytes(range(16))
 
@@ -211,7 +212,7 @@ WITHOUT_RECORDS = [
 ]
 
 
-@pytest.mark.parametrize("cls", WITHOUT_RECORDS)
+@for_each("cls", WITHOUT_RECORDS)
 def test_every_message_survives_its_json_form(cls: type[Message]) -> None:
     for version in versions_of(cls):
         message = MessageMaker((cls.__name__, version, "json")).make(cls, version)

@@ -34,11 +34,12 @@ from ottla.protocol.schema import (
     string,
 )
 from tests.support.messages import MessageMaker, all_messages, structs_of, versions_of
+from tests.support.rows import for_each
 
 EVERY_MESSAGE = [pytest.param(cls, id=cls.__name__) for cls in all_messages()]
 
 
-@pytest.mark.parametrize("cls", EVERY_MESSAGE)
+@for_each("cls", EVERY_MESSAGE)
 def test_every_version_reads_what_it_wrote_with_tags_from_the_future(cls: type[Message]) -> None:
     for version in versions_of(cls):
         for seed in range(6):
@@ -69,7 +70,7 @@ def _annotation(field: Field) -> str:
     return f"{shown} | None" if field.nullable[0] <= field.nullable[1] else shown
 
 
-@pytest.mark.parametrize("cls", EVERY_MESSAGE)
+@for_each("cls", EVERY_MESSAGE)
 def test_annotations_say_what_is_declared(cls: type[Message]) -> None:
     for struct in structs_of(cls):
         declared = {field.name: _annotation(field) for field in struct.FIELDS}

@@ -17,12 +17,12 @@ DEFAULT_PORT = 9092
 
 
 @dataclass(frozen=True, slots=True)
-class ConnectionConfig:
-    """The settings that all clients share, with Kafka's names, meanings and defaults; only the sizes of
-    socket buffers are left to the system (-1) if they are not given.
+class ClientConfig:
+    """The settings that all kinds of clients have, with Kafka's names, meanings and defaults; only the sizes
+    of socket buffers are left to the system (-1) if they are not given.
     """
 
-    bootstrap_servers: str | Iterable[str]
+    bootstrap_servers: str | Iterable[str] = "localhost:9092"
     client_id: str | None = "ottla"
     request_timeout_ms: int = 30_000
     retry_backoff_ms: int = 100
@@ -35,9 +35,15 @@ class ConnectionConfig:
     receive_buffer_bytes: int = -1
     metadata_max_age_ms: int = 300_000
     metadata_cluster_check_enable: bool = True
-    allow_auto_create_topics: bool = True
     enable_metrics_push: bool = True
     security: SecuritySettings = PLAINTEXT_SETTINGS
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionConfig(ClientConfig):
+    """What a client's connections need of its settings."""
+
+    allow_auto_create_topics: bool = True
 
 
 def parse_addresses(servers: str | Iterable[str]) -> list[Address]:
@@ -69,23 +75,6 @@ def parse_addresses(servers: str | Iterable[str]) -> list[Address]:
 
 T = TypeVar("T")
 
-SHARED_SETTINGS = frozenset(
-    (
-        "connections.max.idle.ms",
-        "enable.metrics.push",
-        "metadata.cluster.check.enable",
-        "metadata.max.age.ms",
-        "receive.buffer.bytes",
-        "reconnect.backoff.max.ms",
-        "reconnect.backoff.ms",
-        "retry.backoff.max.ms",
-        "retry.backoff.ms",
-        "send.buffer.bytes",
-        "socket.connection.setup.timeout.ms",
-    )
-)
-"""Settings of connections that all kinds of clients have, apart from those of security."""
-
 Servers = str | Iterable[str] | Mapping[str, Any] | None
 """The bootstrap servers, or all settings as a mapping with Kafka's names."""
 
@@ -93,6 +82,12 @@ Servers = str | Iterable[str] | Mapping[str, Any] | None
 def dotted(name: str) -> str:
     """Return the name of a setting as Kafka writes it."""
     return name.replace("_", ".")
+
+
+SHARED_SETTINGS = frozenset(dotted(field.name) for field in fields(ClientConfig)) - {
+    *("bootstrap.servers", "client.id", "request.timeout.ms", "security")
+}
+"""Settings of connections that all kinds of clients have, apart from those of security."""
 
 
 def settings_of(kind: type[T], servers: Servers, keywords: Mapping[str, Any]) -> T:

@@ -1,4 +1,5 @@
-"""The API table: every request of Apache Kafka 4.4, its versions, and what goes around its body.
+"""The API table: every request of Apache Kafka 4.4, its versions, and what goes around its body; and the few
+that only Ottla has, under numbers that Kafka is far from (decision 86).
 
 The table holds ranges only; each node decides which APIs it announces. Message classes are imported on first
 use, so that the table itself costs almost nothing.
@@ -38,6 +39,7 @@ SASL_HANDSHAKE: Final = 17
 API_VERSIONS: Final = 18
 SASL_AUTHENTICATE: Final = 36
 FETCH_SNAPSHOT: Final = 59
+_FIRST_OWN: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +63,11 @@ class Api:
     forwardable: bool = False
     # Sent by nodes of the cluster only; needs the right CLUSTER_ACTION.
     cluster_action: bool = False
+
+    @property
+    def is_of_kafka(self) -> bool:
+        """Whether Apache Kafka has it. A broker announces the others to Ottla's own clients only."""
+        return self.key < _FIRST_OWN
 
     @property
     def max_version(self) -> int:
@@ -184,6 +191,8 @@ API: Final[dict[int, Api]] = {
         Api(92, "DeleteShareGroupOffsets", 0, 0, 0, BROKER_ONLY),
         Api(93, "StreamsGroupTopologyDescriptionUpdate", 0, 0, 0, BROKER_ONLY),
         Api(94, "UnregisterController", 0, 0, 0, BOTH, forwardable=True),
+        Api(10_000, "DescribeShareRecords", 0, 0, 0, BROKER_ONLY),
+        Api(10_001, "AlterShareRecords", 0, 0, 0, BROKER_ONLY),
     )
 }
 

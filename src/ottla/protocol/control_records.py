@@ -10,12 +10,6 @@ from __future__ import annotations
 from ottla.protocol.schema import Message, Struct, array, int16, int32, int64, nested, string, uint16, uuid
 
 
-class ControlRecordTypeSchema(Message, versions="0"):
-    """The key of a control record, after its version: its type."""
-
-    type: int = int16()
-
-
 class EndTxnMarker(Message, versions="0"):
     """The end of a transaction in a partition; the type says whether it was committed."""
 

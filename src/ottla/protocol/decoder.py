@@ -17,7 +17,7 @@ from __future__ import annotations
 import struct
 from typing import Any, Final
 
-from ottla.protocol.errors import MalformedMessage
+from ottla.protocol.errors import MalformedMessage, TooManyElements
 from ottla.protocol.primitives import (
     FORMATS,
     MAX_STRING_BYTES,
@@ -83,11 +83,11 @@ class _Compiler:
     def source(self) -> str:
         self.read_struct(self.cls, "o0", 0)
         self.flush()
-        head = ["def decode(data, p):", "    end = len(data)"]
+        head = ["def decode(data, p, room=None):", "    end = len(data)"]
         if self.needs_view:
             head.append("    whole = data if type(data) is memoryview else memoryview(data)")
         if self.bounded:
-            head.append(f"    room = {MAX_ELEMENTS}")
+            head += ["    is_first = room is not None", f"    if not is_first: room = {MAX_ELEMENTS}"]
         return "\n".join([*head, *self.lines, "    return o0, p"])
 
     def emit(self, *lines: str) -> None:
@@ -123,7 +123,7 @@ class _Compiler:
 
     def emit_count_check(self, count: str, name: str) -> None:
         if self.bounded:
-            self.emit(f"room -= {count}", f"if room < 0: too_many({name!r})")
+            self.emit(f"room -= {count}", f"if room < 0: too_many({name!r}, is_first)")
 
     def uvarint(self, name: str) -> None:
         self.fixed("B", name)
@@ -348,7 +348,9 @@ def _large_count(field: str, count: int, left: int) -> None:
     raise MalformedMessage(f"{field} claims {count} elements, only {left} bytes are left")
 
 
-def _too_many(field: str) -> None:
+def _too_many(field: str, is_first: bool) -> None:
+    if is_first:
+        raise TooManyElements
     raise MalformedMessage(f"it has more than {MAX_ELEMENTS} elements, the last of them {field}")
 
 

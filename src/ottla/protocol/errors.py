@@ -222,6 +222,17 @@ class KafkaError(Exception):
     def retriable(self) -> bool:
         return self.code.retriable
 
+    def again(self) -> Self:
+        """Copy the error, without the frames that it has passed through. An error that is kept, and each time
+        that it is raised then, has to be a copy: with its frames it refers to all of their buffers, and
+        mostly to itself, so that only a garbage collection would free them.
+        """
+        copied = type(self).__new__(type(self), *self.args)
+        for kind in type(self).__mro__:
+            for name in vars(kind).get("__slots__", ()):
+                setattr(copied, name, getattr(self, name))
+        return copied
+
     def __str__(self) -> str:
         return f"{self.code.name}: {self.message}"
 
@@ -236,6 +247,10 @@ class UnsupportedVersion(KafkaError):
 
     def __reduce__(self) -> tuple[type[UnsupportedVersion], tuple[str]]:
         return type(self), (self.message,)
+
+
+class TooManyElements(Exception):
+    """A request has more elements than may be decoded at once."""
 
 
 class MalformedMessage(KafkaError):

@@ -235,13 +235,17 @@ class Message(Struct):
         return message
 
     @classmethod
-    def decode_from(cls, data: Buffer, position: int, version: int) -> tuple[Self, int]:
-        """Decode the message at a position; return it and the position after it."""
+    def decode_from(
+        cls, data: Buffer, position: int, version: int, max_elements: int | None = None
+    ) -> tuple[Self, int]:
+        """Decode the message at a position; return it and the position after it. TooManyElements if it is a
+        request whose arrays have more than `max_elements` in all.
+        """
         decoder = cls._decoders.get(version)
         if decoder is None:
             decoder = _compile_decoder(cls, version)
         try:
-            return decoder(data, position)
+            return decoder(data, position, max_elements)
         except (IndexError, struct.error) as error:
             raise MalformedMessage(f"{cls.__name__} v{version}: ends in the middle of a field") from error
         except MalformedMessage as error:
@@ -261,7 +265,7 @@ class Response(Message):
 
 
 Encoder: TypeAlias = Callable[[Any, Callable[[Buffer], None]], None]
-Decoder: TypeAlias = Callable[[Buffer, int], tuple[Any, int]]
+Decoder: TypeAlias = Callable[[Buffer, int, int | None], tuple[Any, int]]
 
 
 def _compile_encoder(cls: type[Message], version: int) -> Encoder:

@@ -8,11 +8,11 @@ would. `reload` builds another shard from the log alone, as after a restart.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ottla.coordinator.group.classic.classic_group import ClassicGroup
-from ottla.coordinator.group.config import GroupCoordinatorConfig, GroupSettings
+from ottla.coordinator.group.config import GroupSettings
 from ottla.coordinator.group.consumer.consumer_group import ConsumerGroup
 from ottla.coordinator.group.group_coordinator_shard import GroupCoordinatorShard
 from ottla.coordinator.group.requests import (
@@ -37,6 +37,8 @@ from ottla.coordinator.group.streams.streams_group import StreamsGroup
 from ottla.coordinator.runtime.effects import Effects, EventTime, ProducerIdAndEpoch, ReplayedRecord
 from ottla.metadata.image.delta import apply_records
 from ottla.metadata.image.image import MetadataImage
+from ottla.node.config.coordinator_settings import group_config
+from ottla.node.config.node_config import NodeConfig
 from ottla.protocol.consumer_offsets_records import RECORDS
 from ottla.protocol.consumer_protocol import (
     ConsumerProtocolSubscription,
@@ -146,7 +148,7 @@ def topic_id(name: str) -> bytes:
 
 class GroupHarness:
     def __init__(self, topics: dict[str, int] | None = None, **config: Any) -> None:
-        self.settings = GroupSettings(GroupCoordinatorConfig(**config))
+        self.settings = GroupSettings(replace(group_config(NodeConfig()), **config))
         self.now = EventTime(1_700_000_000_000, 1_000)
         self.log: list[Entry] = []
         self.answers: list[Answer] = []

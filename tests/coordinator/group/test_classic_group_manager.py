@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from ottla.coordinator.group.classic.classic_group import ClassicGroupState
+from ottla.coordinator.group.config import GroupSettings
 from ottla.coordinator.group.requests import GroupRequest
 from ottla.protocol.consumer_offsets_records import RECORDS, GroupMetadataValue
 from ottla.protocol.errors import ErrorCode
@@ -338,7 +341,7 @@ def test_a_full_group_takes_no_more_members() -> None:
 def test_a_group_that_is_loaded_over_its_size_lets_the_last_ones_go() -> None:
     lab = GroupHarness()
     members = lab.stable(3)
-    lab.settings = type(lab.settings)(type(lab.settings.node)(group_max_size=2))
+    lab.settings = GroupSettings(replace(lab.settings.node, group_max_size=2))
     lab.reload()
     assert lab.classic.state is PREPARING
     joins = [lab.join(member) for member in members]

@@ -21,6 +21,7 @@ from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.protocol.errors import ErrorCode
 from tests.coordinator.group.group_harness import GROUP, GroupHarness, assigned, durable
 from tests.support.effort import seeds
+from tests.support.rows import for_each
 
 STEPS = 120
 
@@ -109,7 +110,7 @@ def check_replay(lab: GroupHarness) -> None:
         assert compacted == durable(lab.shard)
 
 
-@pytest.mark.parametrize("seed", seeds(100))
+@for_each("seed", seeds(100))
 def test_consumer_groups(seed: int) -> None:
     consumer_life(seed)
 
@@ -221,7 +222,7 @@ class Old:
                 self.id = ""
 
 
-@pytest.mark.parametrize("seed", seeds(100))
+@for_each("seed", seeds(100))
 def test_classic_groups(seed: int) -> None:
     rng = random.Random(seed)
     lab = GroupHarness(group_max_size=rng.choice([3, 100]))
@@ -258,7 +259,7 @@ def test_classic_groups(seed: int) -> None:
         assert (stored.generation, set(stored.members)) == (lab.classic.generation, set(lab.classic.members))
 
 
-@pytest.mark.parametrize("seed", seeds(60))
+@for_each("seed", seeds(60))
 def test_offsets_never_go_back(seed: int) -> None:
     rng = random.Random(seed)
     lab = GroupHarness({"a": 2})

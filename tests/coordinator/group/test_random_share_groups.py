@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from random import Random
 
-import pytest
-
 from ottla.coordinator.group.requests import ShareStatesInitialized, ShareStatesToInitialize
 from ottla.coordinator.group.share.share_group import ShareGroup
 from ottla.protocol.errors import ErrorCode
 from tests.coordinator.group.group_harness import durable, topic_id
 from tests.coordinator.group.test_share_group_manager import GROUP, ShareHarness
+from tests.support.rows import for_each
 
 TOPICS = ("jobs", "mails", "logs")
 EXPECTED = {
@@ -96,7 +95,7 @@ class Life:
         assert lab.shard.metadata.share_groups == {GROUP: group}
 
 
-@pytest.mark.parametrize("seed", range(60))
+@for_each("seed", range(60))
 def test_a_random_life_ends_in_a_settled_group(seed: int) -> None:
     life = Life(seed)
     for _ in range(life.chance.randint(20, 120)):

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from random import Random
 
-import pytest
-
 from ottla.coordinator.group.share.simple_assignor import assign
+from tests.support.rows import for_each
 
 JOBS, MAILS, LOGS = b"j" * 16, b"m" * 16, b"l" * 16
 
@@ -60,7 +59,7 @@ def test_a_thousand_members_share_one_partition() -> None:
     assert len({id(each) for each in chosen.values()}) == 1, "it is written for all, but made once"
 
 
-@pytest.mark.parametrize("seed", range(200))
+@for_each("seed", range(200))
 def test_what_holds_for_every_assignment(seed: int) -> None:
     chance = Random(seed)
     topics = [JOBS, MAILS, LOGS][: chance.randint(1, 3)]

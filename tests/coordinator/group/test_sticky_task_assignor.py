@@ -7,14 +7,13 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 
-import pytest
-
 from ottla.coordinator.group.streams.internal_topic_manager import (
     ConfiguredInternalTopic,
     ConfiguredSubtopology,
 )
 from ottla.coordinator.group.streams.sticky_task_assignor import assign_tasks
 from ottla.coordinator.group.streams.streams_group import TasksTuple
+from tests.support.rows import for_each
 
 STORE = ConfiguredInternalTopic("store", 1, 0, ())
 
@@ -107,7 +106,7 @@ def test_standbys_stay_where_they_are() -> None:
     assert assign(members, {"0": stateful(9)}, first, standby=1) == first
 
 
-@pytest.mark.parametrize("seed", range(200))
+@for_each("seed", range(200))
 def test_random_groups(seed: int) -> None:
     choose = random.Random(seed)
     subtopologies = {

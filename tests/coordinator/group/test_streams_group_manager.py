@@ -44,6 +44,7 @@ from tests.coordinator.group.streams_topologies import (
     topic,
     topology,
 )
+from tests.support.rows import for_each
 
 AT_ONCE = {"streams_assignment_interval_ms": 0, "streams_initial_rebalance_delay_ms": 0}
 
@@ -864,7 +865,7 @@ def _check_invariants(group: StreamsGroup) -> None:
     assert held.keys() == group.active_processes.keys()
 
 
-@pytest.mark.parametrize("seed", range(40))
+@for_each("seed", range(40))
 def test_random_threads_never_hold_a_task_twice(seed: int) -> None:
     lab = lab_with(
         {"lines": 4, "store": 4},

@@ -16,6 +16,7 @@ from ottla.coordinator.group.consumer.target_assignment_builder import (
     ServerRangeAssignor,
     UniformAssignor,
 )
+from tests.support.rows import for_each
 
 A, B, C = b"a" * 16, b"b" * 16, b"c" * 16
 
@@ -165,7 +166,7 @@ def least_by_looking_at_all(
     return result
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_each("seed", range(20))
 def test_members_of_different_topics_are_assigned_as_if_each_choice_looked_at_all_members(seed: int) -> None:
     random = Random(seed)
     topics = [bytes((index,)) * 16 for index in range(1, 6)]

@@ -11,9 +11,10 @@ import pytest
 from ottla.coordinator.share.persister import PersisterStateBatch
 from ottla.coordinator.share.persister_state_batch_combiner import combine_state_batches
 from tests.coordinator.share.share_harness import ACKNOWLEDGED, ARCHIVED, AVAILABLE, batch
+from tests.support.rows import for_each
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("current", "new", "start", "expected"),
     [
         pytest.param([], [], -1, [], id="nothing"),
@@ -97,7 +98,7 @@ def check_order(batches: Sequence[PersisterStateBatch]) -> None:
         assert one.last_offset + 1 < following.first_offset or one[2:] != following[2:], "one batch would do"
 
 
-@pytest.mark.parametrize("seed", range(200))
+@for_each("seed", range(200))
 def test_each_offset_has_the_highest_count_and_state_of_all_its_batches(seed: int) -> None:
     rng = random.Random(seed)
     width = rng.choice((12, 40, 200))

@@ -29,6 +29,7 @@ from tests.coordinator.share.share_harness import (
     ShareHarness,
     batch,
 )
+from tests.support.rows import for_each
 
 OK = PersisterResult()
 MINUTES = 60_000
@@ -396,7 +397,7 @@ class TestDeletedTopics:
         assert [key.topic_id for key in lab.shard.partitions] == [EVENTS]
 
 
-@pytest.mark.parametrize("seed", range(50))
+@for_each("seed", range(50))
 def test_a_state_that_is_loaded_from_what_pruning_left_is_the_same(seed: int) -> None:
     rng = random.Random(seed)
     lab = ShareHarness(

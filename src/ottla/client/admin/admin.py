@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Self
@@ -11,10 +10,9 @@ from typing import TYPE_CHECKING, Any, Self
 from ottla.client.admin.requests import AdminRequests
 from ottla.client.metrics import ClientMetrics, MetricName
 from ottla.client.network_client import NetworkClient
-from ottla.client.settings import Servers, connection_config, settings_of
+from ottla.client.settings import ClientConfig, Servers, connection_config, settings_of
 from ottla.client.telemetry_reporter import ClientTelemetryReporter
 from ottla.runtime.runtime import Runtime
-from ottla.security.clients.settings import PLAINTEXT_SETTINGS, SecuritySettings
 
 if TYPE_CHECKING:
     from ottla.client.admin.acls import AclsAdmin
@@ -32,25 +30,12 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class AdminConfig:
+class AdminConfig(ClientConfig):
     """A call is retried while it fails with a retriable error, within `default_api_timeout_ms`."""
 
-    bootstrap_servers: str | Iterable[str] = "localhost:9092"
     client_id: str | None = "ottla-admin"
     default_api_timeout_ms: int = 60_000
-    request_timeout_ms: int = 30_000
-    retry_backoff_ms: int = 100
-    retry_backoff_max_ms: int = 1_000
-    reconnect_backoff_ms: int = 50
-    reconnect_backoff_max_ms: int = 1_000
-    socket_connection_setup_timeout_ms: int = 10_000
     connections_max_idle_ms: int = 300_000
-    send_buffer_bytes: int = -1
-    receive_buffer_bytes: int = -1
-    metadata_max_age_ms: int = 300_000
-    metadata_cluster_check_enable: bool = True
-    enable_metrics_push: bool = True
-    security: SecuritySettings = PLAINTEXT_SETTINGS
 
 
 class Admin:

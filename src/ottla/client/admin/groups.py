@@ -7,6 +7,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import NamedTuple, TypeVar
 
 from ottla.client.admin.offsets import by_topic
@@ -26,6 +27,14 @@ from ottla.protocol.messages.alter_share_group_offsets import (
     AlterShareGroupOffsetsRequestTopic,
     AlterShareGroupOffsetsResponse,
 )
+from ottla.protocol.messages.alter_share_records import (
+    AlterShareRecordsRequest,
+    AlterShareRecordsRequestPartition,
+    AlterShareRecordsRequestRange,
+    AlterShareRecordsRequestTopic,
+    AlterShareRecordsResponse,
+    AlterShareRecordsResponsePartition,
+)
 from ottla.protocol.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
 from ottla.protocol.messages.delete_share_group_offsets import (
     DeleteShareGroupOffsetsRequest,
@@ -37,6 +46,13 @@ from ottla.protocol.messages.describe_share_group_offsets import (
     DescribeShareGroupOffsetsRequestGroup,
     DescribeShareGroupOffsetsRequestTopic,
     DescribeShareGroupOffsetsResponse,
+)
+from ottla.protocol.messages.describe_share_records import (
+    DescribeShareRecordsRequest,
+    DescribeShareRecordsRequestPartition,
+    DescribeShareRecordsRequestTopic,
+    DescribeShareRecordsResponse,
+    DescribeShareRecordsResponsePartition,
 )
 from ottla.protocol.messages.leave_group import LeaveGroupRequest, LeaveGroupResponse, MemberIdentity
 from ottla.protocol.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
@@ -67,6 +83,8 @@ CONSUMER = "consumer"
 SHARE = "share"
 STREAMS = "streams"
 _DELIVERY_STATES = {0: "available", 2: "acknowledged", 3: "archiving", 4: "archived"}
+_IN_DELIVERY = {0: "available", 1: "held", 3: "dead", 16: "waiting"}
+_RANGES_AT_A_TIME = 500
 _NOT_OF_THIS_KIND = frozenset({ErrorCode.GROUP_ID_NOT_FOUND, ErrorCode.UNSUPPORTED_VERSION})
 
 
@@ -132,6 +150,51 @@ class DeliveredRange(NamedTuple):
     last_offset: int
     state: str
     delivery_count: int
+
+
+class ShareRecords(NamedTuple):
+    """Records that a share group has in delivery: "held" by a member for `age_ms`, "waiting" so long for a
+    retry, "available" again, or "dead", for a dead letter that is not written yet. `left_ms` is when the lock
+    or the wait ends. None where there is no such time.
+    """
+
+    partition: TopicPartition
+    first_offset: int
+    last_offset: int
+    state: str
+    delivery_count: int
+    member_id: str | None = None
+    age_ms: int | None = None
+    left_ms: int | None = None
+
+    @property
+    def size(self) -> int:
+        return self.last_offset - self.first_offset + 1
+
+
+@dataclass(slots=True)
+class ShareRecordsPage:
+    """Some of the records that a share group has in delivery. `next` has the offsets from which on there may
+    be more. The counts are of whole partitions, and `problems` says why dead letters of a partition wait.
+    """
+
+    records: list[ShareRecords] = field(default_factory=list)
+    next: dict[TopicPartition, int] = field(default_factory=dict)
+    held: dict[TopicPartition, int] = field(default_factory=dict)
+    waiting: dict[TopicPartition, int] = field(default_factory=dict)
+    dead: dict[TopicPartition, int] = field(default_factory=dict)
+    problems: dict[TopicPartition, str] = field(default_factory=dict)
+    errors: dict[TopicPartition, KafkaError] = field(default_factory=dict)
+
+
+class ShareRecordsAction(IntEnum):
+    """What an operator does with records in delivery: they are archived, made available, or archived with a
+    dead letter where the group has a topic for them.
+    """
+
+    SKIP = 0
+    RELEASE = 2
+    REJECT = 3
 
 
 class SharePartitionOffsetInfo(NamedTuple):
@@ -436,6 +499,148 @@ class GroupsAdmin:
             for entry in topic.partitions
             for partition in [TopicPartition(topic.topic_name, entry.partition_index)]
         }
+
+    async def share_records(
+        self,
+        group_id: str,
+        starts: Mapping[TopicPartition, int],
+        *,
+        states: Iterable[str] = (),
+        at_most: int = 1_000,
+    ) -> ShareRecordsPage:
+        """The records of partitions that a share group has in delivery, from these offsets on, as the leaders
+        know them: a page of ranges. Needs brokers that are Ottla's.
+        """
+        codes = [code for code, name in _IN_DELIVERY.items() if name in frozenset(states)]
+        page = ShareRecordsPage()
+
+        async def ask(
+            node_id: int, owned: list[TopicPartition]
+        ) -> dict[TopicPartition, DescribeShareRecordsResponsePartition | KafkaError]:
+            request = DescribeShareRecordsRequest(
+                group_id=group_id,
+                states=codes,
+                max_ranges=at_most,
+                topics=[
+                    DescribeShareRecordsRequestTopic(
+                        name=topic,
+                        partitions=[
+                            DescribeShareRecordsRequestPartition(
+                                partition_index=index, start_offset=starts[TopicPartition(topic, index)]
+                            )
+                            for index in indexes
+                        ],
+                    )
+                    for topic, indexes in by_topic(owned).items()
+                ],
+            )
+            answer = await self._requests.cluster.request(node_id, request, DescribeShareRecordsResponse)
+            self._requests.raise_error(answer, f"group {group_id!r}")
+            return {
+                partition: self._requests.error_of(result, str(partition)) or result
+                for topic in answer.topics
+                for result in topic.partitions
+                for partition in [TopicPartition(topic.name, result.partition_index)]
+            }
+
+        found = await self._requests.by_leader(starts, ask, "DescribeShareRecords")
+        for partition, result in sorted(found.items()):
+            if isinstance(result, KafkaError):
+                page.errors[partition] = result
+                continue
+            if result.next_offset >= 0:
+                page.next[partition] = result.next_offset
+            if result.held >= 0:
+                page.held[partition] = result.held
+                page.waiting[partition] = result.waiting
+                page.dead[partition] = result.dead
+            if result.dead_letter_problem is not None:
+                page.problems[partition] = result.dead_letter_problem
+            page.records += [
+                ShareRecords(
+                    partition,
+                    each.first_offset,
+                    each.last_offset,
+                    _IN_DELIVERY.get(each.state, f"state {each.state}"),
+                    each.delivery_count,
+                    each.member_id,
+                    None if each.age_ms < 0 else each.age_ms,
+                    None if each.left_ms < 0 else each.left_ms,
+                )
+                for each in result.ranges
+            ]
+        return page
+
+    async def alter_share_records(
+        self, group_id: str, action: ShareRecordsAction, records: Iterable[ShareRecords]
+    ) -> dict[TopicPartition, int | KafkaError]:
+        """Release, reject or skip records in delivery, held or not; how many were changed, by
+        partition. Records that were delivered once more than they say, or are done, stay as they are. Needs
+        brokers that are Ottla's.
+        """
+        left: dict[TopicPartition, list[ShareRecords]] = {}
+        for each in sorted(records):
+            left.setdefault(each.partition, []).append(each)
+        done: dict[TopicPartition, int | KafkaError] = dict.fromkeys(left, 0)
+
+        async def ask(
+            node_id: int, owned: list[TopicPartition]
+        ) -> dict[TopicPartition, AlterShareRecordsResponsePartition | KafkaError]:
+            request = AlterShareRecordsRequest(
+                group_id=group_id,
+                acknowledge_type=int(action),
+                topics=[
+                    AlterShareRecordsRequestTopic(
+                        name=topic,
+                        partitions=[
+                            AlterShareRecordsRequestPartition(
+                                partition_index=index,
+                                ranges=[
+                                    AlterShareRecordsRequestRange(
+                                        first_offset=each.first_offset,
+                                        last_offset=each.last_offset,
+                                        delivery_count=each.delivery_count,
+                                    )
+                                    for each in left[TopicPartition(topic, index)][:_RANGES_AT_A_TIME]
+                                ],
+                            )
+                            for index in indexes
+                        ],
+                    )
+                    for topic, indexes in by_topic(owned).items()
+                ],
+            )
+            answer = await self._requests.cluster.request(node_id, request, AlterShareRecordsResponse)
+            self._requests.raise_error(answer, f"group {group_id!r}")
+            return {
+                partition: self._requests.error_of(result, str(partition)) or result
+                for topic in answer.topics
+                for result in topic.partitions
+                for partition in [TopicPartition(topic.name, result.partition_index)]
+            }
+
+        while left:
+            found = await self._requests.by_leader(left, ask, "AlterShareRecords")
+            for partition, result in found.items():
+                if isinstance(result, KafkaError):
+                    done[partition] = result
+                    del left[partition]
+                    continue
+                so_far = done[partition]
+                assert isinstance(so_far, int), so_far
+                done[partition] = so_far + result.records
+                rest = left[partition][_RANGES_AT_A_TIME:]
+                if result.next_offset >= 0:
+                    rest = [
+                        each._replace(first_offset=max(each.first_offset, result.next_offset))
+                        for each in left[partition]
+                        if each.last_offset >= result.next_offset
+                    ]
+                if rest:
+                    left[partition] = rest
+                else:
+                    del left[partition]
+        return done
 
     async def share_deliveries(
         self, group_id: str, partition: TopicPartition

@@ -37,6 +37,10 @@ _OPERATIONS: Final = {
     "ListPartitionReassignmentsResponse": AclOperation.DESCRIBE,
     "DescribeUserScramCredentialsResponse": AclOperation.DESCRIBE,
     "PartitionResponse": AclOperation.READ,
+    "DescribeShareRecordsResponse": AclOperation.DESCRIBE,
+    "DescribeShareRecordsResponsePartition": AclOperation.DESCRIBE,
+    "AlterShareRecordsResponse": AclOperation.READ,
+    "AlterShareRecordsResponsePartition": AclOperation.READ,
 }
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import Enum
 
+from ottla.client.settings import ClientConfig
 from ottla.records.types import MAX_DECOMPRESSED_BYTES
-from ottla.security.clients.settings import PLAINTEXT_SETTINGS, SecuritySettings
 
 ISOLATION_LEVELS = ("read_uncommitted", "read_committed")
 GROUP_PROTOCOLS = ("classic", "consumer")
@@ -53,13 +53,12 @@ def parse_reset(text: str) -> ResetPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class ConsumerConfig:
+class ConsumerConfig(ClientConfig):
     """Two settings are Ottla's: `prefetch_max_bytes`, fetched bytes that may wait for `poll`, over all
     partitions; and `max_decompressed_bytes`, what a batch may inflate to. A poll ends when what it has
     decompressed passes `fetch_max_bytes`.
     """
 
-    bootstrap_servers: str | Iterable[str] = "localhost:9092"
     client_id: str | None = "ottla-consumer"
     client_rack: str = ""
     group_id: str | None = None
@@ -83,21 +82,8 @@ class ConsumerConfig:
     session_timeout_ms: int = 45_000
     heartbeat_interval_ms: int = 3_000
     default_api_timeout_ms: int = 60_000
-    request_timeout_ms: int = 30_000
-    retry_backoff_ms: int = 100
-    retry_backoff_max_ms: int = 1_000
-    reconnect_backoff_ms: int = 50
-    reconnect_backoff_max_ms: int = 1_000
-    socket_connection_setup_timeout_ms: int = 10_000
-    connections_max_idle_ms: int = 540_000
-    send_buffer_bytes: int = -1
-    receive_buffer_bytes: int = -1
-    metadata_max_age_ms: int = 300_000
-    metadata_cluster_check_enable: bool = True
-    enable_metrics_push: bool = True
     allow_auto_create_topics: bool = True
     exclude_internal_topics: bool = True
-    security: SecuritySettings = PLAINTEXT_SETTINGS
 
     def __post_init__(self) -> None:
         parse_reset(self.auto_offset_reset)

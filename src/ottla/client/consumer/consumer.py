@@ -670,7 +670,9 @@ class Consumer(Generic[K, V]):
         if self._closed:
             raise RuntimeError("the consumer is closed")
         if not self._tasks:
-            raise RuntimeError("the consumer has not been started: use `async with`, or await start()")
+            raise RuntimeError(
+                "the consumer has not been started: use `async with` (blocking: `with`), or start()"
+            )
         check_loop(self._loop, "the consumer")
 
     def _states(self, partitions: Iterable[Partition]) -> list[TopicPartitionState]:

@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
+from ottla.client.settings import ClientConfig
 from ottla.records.compression import check_level
 from ottla.records.types import Codec
-from ottla.security.clients.settings import PLAINTEXT_SETTINGS, SecuritySettings
 
 MAX_IN_FLIGHT_WITH_IDEMPOTENCE = 5
 ACKS = {"all": -1, "-1": -1, "0": 0, "1": 1, -1: -1, 0: 0, 1: 1}
 
 
 @dataclass(frozen=True, slots=True)
-class ProducerConfig:
+class ProducerConfig(ClientConfig):
     """`acks` is "all", 1 or 0. Idempotence, on by default, keeps the order and prevents duplicates across
     retries; it needs acks=all and at most five requests in flight for each broker. `compression_level` is for
     the codec that is used; a level for one codec, as Kafka has it, comes before it.
     """
 
-    bootstrap_servers: str | Iterable[str] = "localhost:9092"
     client_id: str | None = "ottla-producer"
     acks: str | int = "all"
     batch_size: int = 16_384
@@ -36,25 +34,12 @@ class ProducerConfig:
     max_block_ms: int = 60_000
     max_in_flight_requests_per_connection: int = 5
     max_request_size: int = 1_048_576
-    request_timeout_ms: int = 30_000
     retries: int = 2**31 - 1
-    retry_backoff_ms: int = 100
-    retry_backoff_max_ms: int = 1_000
-    metadata_max_age_ms: int = 300_000
-    metadata_cluster_check_enable: bool = True
-    enable_metrics_push: bool = True
     partitioner_adaptive_partitioning_enable: bool = True
     partitioner_ignore_keys: bool = False
-    reconnect_backoff_ms: int = 50
-    reconnect_backoff_max_ms: int = 1_000
-    socket_connection_setup_timeout_ms: int = 10_000
-    connections_max_idle_ms: int = 540_000
-    send_buffer_bytes: int = -1
-    receive_buffer_bytes: int = -1
     transactional_id: str | None = None
     transaction_timeout_ms: int = 60_000
     transaction_two_phase_commit_enable: bool = False
-    security: SecuritySettings = PLAINTEXT_SETTINGS
 
     def __post_init__(self) -> None:
         if self.acks not in ACKS:

@@ -471,7 +471,9 @@ class Producer:
         if self._closed:
             raise RuntimeError("the producer is closed")
         if not self._tasks:
-            raise RuntimeError("the producer has not been started: use `async with`, or await start()")
+            raise RuntimeError(
+                "the producer has not been started: use `async with` (blocking: `with`), or start()"
+            )
         check_loop(self._loop, "the producer")
 
     def _loop_time(self) -> float:

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, ClassVar
 
-from ottla.client.serdes.schema_serde import Decode, SchemaSerde, SchemaText
+from ottla.client.serdes.schema_serde import Decode, SchemaSerde
+from ottla.client.serdes.schema_text import SchemaText, referenced_schemas
 from ottla.schemas.avro_definition import AvroDefinition, parse_avro
 from ottla.schemas.avro_values import AvroDecoder, AvroEncoder
 from ottla.schemas.parsed import SchemaType
@@ -23,20 +24,23 @@ class Avro(SchemaSerde):
     _reader: AvroDefinition | None = None
 
     def _encoder(self, schema: SchemaText) -> tuple[Callable[[Any], bytes], str | None]:
-        definition = _definition(schema)
+        definition = avro_definition(schema)
         name = definition.root.full_name if definition.root.name else None
         return AvroEncoder(definition).encode, name
 
     def _decoder(self, schema: SchemaText) -> Decode:
         if self._schema is not None and self._reader is None:
-            self._reader = _definition(SchemaText(self._schema, self._referenced(self._references, {})))
-        return partial(self._decoded, AvroDecoder(_definition(schema), self._reader))
+            self._reader = avro_definition(
+                SchemaText(self._schema, referenced_schemas(self._registry, self._references))
+            )
+        return partial(self._decoded, AvroDecoder(avro_definition(schema), self._reader))
 
     def _decoded(self, decoder: AvroDecoder, data: bytes, _: tuple[int, ...]) -> Any:
         return self._built(decoder.decode(data))
 
 
-def _definition(schema: SchemaText) -> AvroDefinition:
+def avro_definition(schema: SchemaText) -> AvroDefinition:
+    """Parse a schema, after those that it refers to."""
     known: dict[int, AvroDefinition] = {}
     for _, each in schema.before():
         known[id(each)] = parse_avro(

@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any, ClassVar
 
 from ottla.client.serdes.objects import plain
-from ottla.client.serdes.schema_serde import Decode, SchemaSerde, SchemaText
+from ottla.client.serdes.schema_serde import Decode, SchemaSerde
+from ottla.client.serdes.schema_text import SchemaText
 from ottla.schemas.errors import WrongData
 from ottla.schemas.json_schema import JsonSchemaDocument
 from ottla.schemas.parsed import SchemaReference, SchemaType
@@ -31,10 +32,10 @@ class JsonSchema(SchemaSerde):
     def _encoder(self, schema: SchemaText) -> tuple[Callable[[Any], bytes], str | None]:
         document = json.loads(schema.text)
         title = document.get("title") if isinstance(document, dict) else None
-        return partial(_encoded, _checker(schema)), title if isinstance(title, str) else None
+        return partial(_encoded, json_checker(schema)), title if isinstance(title, str) else None
 
     def _decoder(self, schema: SchemaText) -> Decode:
-        return partial(self._decoded, _checker(schema))
+        return partial(self._decoded, json_checker(schema))
 
     def _decoded(self, checker: JsonSchemaDocument, data: bytes, _: tuple[int, ...]) -> Any:
         value = json.loads(data)
@@ -42,7 +43,7 @@ class JsonSchema(SchemaSerde):
         return self._built(value)
 
 
-def _checker(schema: SchemaText) -> JsonSchemaDocument:
+def json_checker(schema: SchemaText) -> JsonSchemaDocument:
     return JsonSchemaDocument(schema.text, {name: each.text for name, each in schema.before()})
 
 

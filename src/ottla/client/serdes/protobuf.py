@@ -8,7 +8,8 @@ from functools import partial
 from typing import Any, ClassVar
 
 from ottla.client.serdes.objects import plain
-from ottla.client.serdes.schema_serde import Decode, SchemaSerde, SchemaText
+from ottla.client.serdes.schema_serde import Decode, SchemaSerde
+from ottla.client.serdes.schema_text import SchemaText
 from ottla.schemas.definitions import parse_schema
 from ottla.schemas.errors import WrongData
 from ottla.schemas.parsed import ParsedSchema, SchemaReference, SchemaType
@@ -58,17 +59,17 @@ class Protobuf(SchemaSerde):
     def _encoder(self, schema: SchemaText) -> tuple[Callable[[Any], bytes], str | None]:
         if self._class is not None:
             return partial(_serialized, self._class), self._class.DESCRIPTOR.full_name
-        found = _decoding(schema, self._message)
+        found = protobuf_schema(schema, self._message)
         return _encode_with(found), found.message
 
     def _indexes(self, schema: SchemaText) -> tuple[int, ...]:
         if self._class is None:
-            found = _decoding(schema, self._message)
+            found = protobuf_schema(schema, self._message)
             return found.indexes_of(found.message)
         return _place_of(self._class.DESCRIPTOR)
 
     def _decoder(self, schema: SchemaText) -> Decode:
-        return partial(self._decoded, _decoding(schema, None))
+        return partial(self._decoded, protobuf_schema(schema, None))
 
     def _decoded(self, schema: ProtobufSchema, data: bytes, indexes: tuple[int, ...]) -> Any:
         name = schema.message_at(indexes)
@@ -97,7 +98,7 @@ def _text_of(file: Any) -> str:
     return base64.b64encode(file.serialized_pb).decode()
 
 
-def _decoding(schema: SchemaText, message: str | None) -> ProtobufSchema:
+def protobuf_schema(schema: SchemaText, message: str | None) -> ProtobufSchema:
     """A schema's messages. A descriptor in base64 is read as the text that a registry makes of it."""
     known: dict[int, ParsedSchema] = {}
     for _, each in schema.before():

@@ -17,6 +17,7 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from ottla.client.serdes.framing import guid_header, header_name, id_prefix, read_frame
 from ottla.client.serdes.objects import built
+from ottla.client.serdes.schema_text import SchemaText, referenced_schemas, schema_of
 from ottla.client.serialization import RecordSerde, SchemaNeeded
 from ottla.runtime.clock import SystemClock
 from ottla.runtime.http import HttpError
@@ -28,7 +29,6 @@ SubjectName: TypeAlias = Callable[[str, str | None, bool], str]
 """Makes a subject of a topic, the name of its record, and whether it is for keys."""
 
 _MAX_SCHEMAS: Final = 1_000
-_MAX_REFERENCES: Final = 100
 _FAILURE_NS: Final = 30 * 1_000_000_000
 # Statuses that a login, or time, changes: nothing is known of a schema then.
 _TRANSIENT: Final = frozenset((401, 408, 429))
@@ -71,29 +71,6 @@ class Undecoded:
 
 
 @dataclass(frozen=True, slots=True)
-class SchemaText:
-    """A schema with those that it refers to, by its names for them."""
-
-    text: str
-    references: tuple[tuple[str, SchemaText], ...] = ()
-
-    def before(self) -> list[tuple[str, SchemaText]]:
-        """All that it needs, directly or not, once, each after what it needs itself."""
-        found: list[tuple[str, SchemaText]] = []
-        seen: set[int] = set()
-
-        def add(schema: SchemaText) -> None:
-            for name, each in schema.references:
-                if id(each) not in seen:
-                    seen.add(id(each))
-                    add(each)
-                    found.append((name, each))
-
-        add(self)
-        return found
-
-
-@dataclass(frozen=True, slots=True)
 class _Writing:
     """How values for a topic are written."""
 
@@ -110,7 +87,6 @@ class _Failure:
     until_ns: int
 
 
-_Known: TypeAlias = "dict[tuple[str, int], SchemaText | None]"
 Decode: TypeAlias = Callable[[bytes, tuple[int, ...]], Any]
 
 
@@ -205,10 +181,10 @@ class SchemaSerde(RecordSerde):
             subject = self._subject(topic, None, is_key)
             path = f"/subjects/{part(subject)}/versions/latest"
             found = self._ask(f"subject {subject!r} has no schema", "GET", path)
-            schema = self._schema_of(found, {})
+            schema = schema_of(self._registry, found)
             encode, _ = self._encoder(schema)
         else:
-            schema = SchemaText(text, self._referenced(references, {}))
+            schema = SchemaText(text, referenced_schemas(self._registry, references))
             encode, name = self._encoder(schema)
             found = self._registered(self._subject(topic, name, is_key), text, references)
         indexes = self._indexes(schema)
@@ -314,7 +290,7 @@ class SchemaSerde(RecordSerde):
             kind = document.get("schemaType") or "AVRO"
             if kind != self.FORMAT.value:
                 raise SchemaError(f"the schema {schema} is one of {kind}, not {self.FORMAT.value}")
-            found = self._decoder(self._schema_of(document, {}))
+            found = self._decoder(schema_of(self._registry, document))
         except HttpError as error:
             raise SerdeError(f"the schema registry does not answer: {error}") from None
         except RegistryRequestError as error:
@@ -340,28 +316,3 @@ class SchemaSerde(RecordSerde):
         except RegistryRequestError as error:
             raise SerdeError(f"{problem} ({error})") from None
         return found
-
-    def _schema_of(self, document: dict[str, Any], known: _Known) -> SchemaText:
-        references = [
-            SchemaReference(str(each["name"]), str(each["subject"]), int(each["version"]))
-            for each in document.get("references") or []
-        ]
-        return SchemaText(str(document["schema"]), self._referenced(references, known))
-
-    def _referenced(
-        self, references: Sequence[SchemaReference], known: _Known
-    ) -> tuple[tuple[str, SchemaText], ...]:
-        found: list[tuple[str, SchemaText]] = []
-        for each in references:
-            key = (each.subject, each.version)
-            if key not in known:
-                known[key] = None  # until it is there: one that needs itself is none
-                if len(known) > _MAX_REFERENCES:
-                    raise SchemaError("it refers to too many others")
-                path = f"/subjects/{part(each.subject)}/versions/{each.version}"
-                known[key] = self._schema_of(self._registry.call("GET", path, deleted=True), known)
-            schema = known[key]
-            if schema is None:
-                raise SchemaError(f"the reference {each.name!r} needs itself")
-            found.append((each.name, schema))
-        return tuple(found)

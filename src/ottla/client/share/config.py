@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from ottla.client.settings import ClientConfig
 from ottla.protocol.share import ShareAcquireMode
-from ottla.security.clients.settings import PLAINTEXT_SETTINGS, SecuritySettings
 
 ACQUIRE_MODES: Final = {
     "batch_optimized": ShareAcquireMode.BATCH_OPTIMIZED,
@@ -40,12 +40,11 @@ def refuse_consumer_settings(given: Mapping[str, Any]) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class ShareConsumerConfig:
+class ShareConsumerConfig(ClientConfig):
     """Where a group begins, which records it sees and how long locks last are settings of the group, the same
     for all members: `share.auto.offset.reset`, `share.isolation.level`, `share.record.lock.duration.ms`.
     """
 
-    bootstrap_servers: str | Iterable[str] = "localhost:9092"
     group_id: str = ""
     client_id: str | None = "ottla-share-consumer"
     client_rack: str = ""
@@ -58,20 +57,7 @@ class ShareConsumerConfig:
     max_poll_records: int = 500
     max_poll_interval_ms: int = 300_000
     default_api_timeout_ms: int = 60_000
-    request_timeout_ms: int = 30_000
-    retry_backoff_ms: int = 100
-    retry_backoff_max_ms: int = 1_000
-    reconnect_backoff_ms: int = 50
-    reconnect_backoff_max_ms: int = 1_000
-    socket_connection_setup_timeout_ms: int = 10_000
-    connections_max_idle_ms: int = 540_000
-    send_buffer_bytes: int = -1
-    receive_buffer_bytes: int = -1
-    metadata_max_age_ms: int = 300_000
-    metadata_cluster_check_enable: bool = True
-    enable_metrics_push: bool = True
     allow_auto_create_topics: bool = True
-    security: SecuritySettings = PLAINTEXT_SETTINGS
 
     def __post_init__(self) -> None:
         if not self.group_id:

@@ -799,7 +799,9 @@ class ShareConsumer(Generic[K, V]):
         if self._closed:
             raise RuntimeError("the share consumer is closed")
         if not self._tasks:
-            raise RuntimeError("the share consumer has not been started: use `async with`, or await start()")
+            raise RuntimeError(
+                "the share consumer has not been started: use `async with` (blocking: `with`), or start()"
+            )
         check_loop(self._loop, "the share consumer")
 
     def _check_subscribed(self) -> None:

@@ -1,4 +1,4 @@
-"""The settings of the group coordinator, by Kafka's names and with Kafka's defaults."""
+"""The settings of the group coordinator, by Kafka's names."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Final
 
 from ottla.coordinator.group.classic.member_memory import MemberMemory
 
-MAX_INT = 2**31 - 1
 NEW_MEMBER_JOIN_TIMEOUT_MS = 5 * 60 * 1000
 """How long a member that has just joined may wait for its first rebalance to end."""
 
@@ -37,35 +36,35 @@ class MigrationPolicy(Enum):
 
 @dataclass(frozen=True, slots=True)
 class GroupCoordinatorConfig:
-    group_min_session_timeout_ms: int = 6_000
-    group_max_session_timeout_ms: int = 1_800_000
-    group_initial_rebalance_delay_ms: int = 3_000
-    group_max_size: int = MAX_INT
-    classic_metadata_bytes: int = 64 * 1024 * 1024
+    group_min_session_timeout_ms: int
+    group_max_session_timeout_ms: int
+    group_initial_rebalance_delay_ms: int
+    group_max_size: int
+    classic_metadata_bytes: int
     """What the metadata of all classic members may take."""
-    consumer_session_timeout_ms: int = 45_000
-    consumer_heartbeat_interval_ms: int = 5_000
-    consumer_max_size: int = MAX_INT
-    consumer_assignors: tuple[str, ...] = ("uniform", "range")
-    consumer_migration_policy: MigrationPolicy = MigrationPolicy.BIDIRECTIONAL
-    consumer_assignment_interval_ms: int = 1_000
-    consumer_regex_refresh_interval_ms: int = 600_000
-    streams_session_timeout_ms: int = 45_000
-    streams_heartbeat_interval_ms: int = 5_000
-    streams_max_size: int = MAX_INT
-    streams_num_standby_replicas: int = 0
-    streams_initial_rebalance_delay_ms: int = 3_000
-    streams_assignment_interval_ms: int = 1_000
-    offset_metadata_max_bytes: int = 4_096
-    offsets_retention_ms: int = 7 * 24 * 3600 * 1000
-    offsets_retention_check_interval_ms: int = 600_000
-    consumer_protocol_enabled: bool = True
-    streams_protocol_enabled: bool = True
-    share_session_timeout_ms: int = 45_000
-    share_heartbeat_interval_ms: int = 5_000
-    share_max_size: int = 200
-    share_assignment_interval_ms: int = 1_000
-    share_initialize_retry_interval_ms: int = 30_000
+    consumer_session_timeout_ms: int
+    consumer_heartbeat_interval_ms: int
+    consumer_max_size: int
+    consumer_assignors: tuple[str, ...]
+    consumer_migration_policy: MigrationPolicy
+    consumer_assignment_interval_ms: int
+    consumer_regex_refresh_interval_ms: int
+    streams_session_timeout_ms: int
+    streams_heartbeat_interval_ms: int
+    streams_max_size: int
+    streams_num_standby_replicas: int
+    streams_initial_rebalance_delay_ms: int
+    streams_assignment_interval_ms: int
+    offset_metadata_max_bytes: int
+    offsets_retention_ms: int
+    offsets_retention_check_interval_ms: int
+    consumer_protocol_enabled: bool
+    streams_protocol_enabled: bool
+    share_session_timeout_ms: int
+    share_heartbeat_interval_ms: int
+    share_max_size: int
+    share_assignment_interval_ms: int
+    share_initialize_retry_interval_ms: int
 
 
 class GroupSettings:

@@ -13,7 +13,7 @@ from ottla.coordinator.group.config import GroupCoordinatorConfig, GroupSettings
 from ottla.coordinator.group.group_coordinator_shard import GroupCoordinatorShard
 from ottla.coordinator.group.requests import ListGroups, NewGroupSettings, NewMetadataImage
 from ottla.coordinator.runtime.coordinator_runtime import CoordinatorRuntime, Ticket
-from ottla.coordinator.runtime.effects import CoordinatorOperation, ProducerIdAndEpoch
+from ottla.coordinator.runtime.effects import CoordinatorOperation
 from ottla.coordinator.runtime.partitioning import partition_for
 from ottla.log.producers.state_entry import SENTINEL_GUARD, VerificationGuard
 from ottla.metadata.image.entities import ConfigResourceType
@@ -148,24 +148,6 @@ class GroupCoordinatorService:
             wanted.add("notready")
         request = ListGroups(frozenset(wanted), frozenset(name.lower() for name in types))
         return _all_groups(self.runtime.submit_all(request))
-
-    def complete_transaction(
-        self,
-        index: int,
-        producer: ProducerIdAndEpoch,
-        *,
-        commit: bool,
-        coordinator_epoch: int,
-        transaction_version: int,
-    ) -> Ticket[None]:
-        """Write a transaction's marker to a partition of the topic, and commit or drop its offsets."""
-        return self.runtime.complete_transaction(
-            index,
-            producer,
-            commit=commit,
-            coordinator_epoch=coordinator_epoch,
-            transaction_version=transaction_version,
-        )
 
 
 async def _all_groups(tickets: list[Ticket[list[ListedGroup]]]) -> list[ListedGroup]:

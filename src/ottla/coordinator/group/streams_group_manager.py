@@ -312,7 +312,7 @@ class StreamsGroupManager:
     def _update_target_assignment(
         self, draft: StreamsGroup, is_delayed: bool, out: list[CoordinatorRecord], now: EventTime
     ) -> int | None:
-        """Compute a new target if the group epoch is ahead of it; how long that has to wait, if it has to."""
+        """Compute a new target if the group epoch is ahead of it, or return how long that is delayed."""
         if is_delayed:
             due_ms = self._metadata.timer.deadline_ms((draft.group_id, _INITIAL_REBALANCE))
             if due_ms is None:  # the delay begins with this heartbeat

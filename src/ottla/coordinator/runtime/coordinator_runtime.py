@@ -91,7 +91,7 @@ class Ticket(Generic[R]):
     def failed(cls, error: KafkaError) -> Ticket[R]:
         """A ticket that is resolved with an error."""
         ticket: Ticket[R] = cls()
-        ticket._value = error
+        ticket._value = error.again()
         return ticket
 
     @property
@@ -101,7 +101,7 @@ class Ticket(Generic[R]):
     def resolve(self, value: R | KafkaError) -> None:
         if self._value is not _UNRESOLVED:
             return
-        self._value = value
+        self._value = value.again() if isinstance(value, KafkaError) else value
         if self._waiters is not None:
             for waiter in self._waiters:
                 if not waiter.done():
@@ -114,7 +114,7 @@ class Ticket(Generic[R]):
         if value is _UNRESOLVED:
             raise asyncio.InvalidStateError("there is no answer yet")
         if isinstance(value, KafkaError):
-            raise value
+            raise value.again()
         return value  # type: ignore[no-any-return]
 
     def now_or_later(self) -> R | Awaitable[R]:
@@ -381,7 +381,7 @@ class CoordinatorRuntime(Generic[S]):
             effects = work(now)
         except KafkaError as error:
             effects = Effects()
-            effects.reply(ticket, error)
+            effects.reply(ticket, error.again())
         except Exception as error:
             _log.exception("%s: an event failed", context.name)
             effects = Effects()

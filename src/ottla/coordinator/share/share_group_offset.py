@@ -90,7 +90,7 @@ class ShareGroupOffset:
 
     @classmethod
     def from_update(cls, value: ShareUpdateValue) -> ShareGroupOffset:
-        """The state of which only an update is there: its snapshot is lost with the beginning of the log."""
+        """Restore a state from an update alone, where the log no longer has the snapshot before it."""
         return cls(
             snapshot_epoch=value.snapshot_epoch,
             state_epoch=0,

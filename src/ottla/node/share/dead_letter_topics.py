@@ -17,8 +17,8 @@ from ottla.metadata.image.cache import MetadataCache
 from ottla.metadata.image.entities import NO_LEADER, ConfigResource, ConfigResourceType
 from ottla.node.cluster.internal_topic import InternalTopic
 from ottla.node.cluster.peers import PeerBrokers
+from ottla.node.config.definitions.topic import DEAD_LETTER_ENABLE
 from ottla.node.config.dynamic import DynamicBrokerConfig
-from ottla.node.config.tables.topic import DEAD_LETTER_ENABLE
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.describe_producers import (
     DescribeProducersRequest,
@@ -152,6 +152,15 @@ class DeadLetterTopics:
             )
         partition = source_partition % len(topic.partitions)
         return DeadLetterTarget(name, topic.id, partition, self._topic_config(name).max_message_bytes)
+
+    def earlier_targets(self, target: DeadLetterTarget, source_partition: int) -> list[DeadLetterTarget]:
+        """The other partitions that the dead letters of a partition went to if the topic had fewer partitions
+        once.
+        """
+        topic = self._metadata.image.topics.by_name.get(target.topic)
+        count = 0 if topic is None else len(topic.partitions)
+        places = {source_partition % each for each in range(1, min(count, source_partition + 1) + 1)}
+        return [target._replace(partition=each) for each in sorted(places - {target.partition})]
 
     async def _topic(self, name: str) -> InternalTopic:
         known = self._open.pop(name, None)

@@ -37,6 +37,7 @@ from ottla.node.share.dead_letter_topics import (
     OFFSET_HEADER,
     DeadLetterTarget,
     DeadLetterTopics,
+    ProducerMark,
 )
 from ottla.node.share.share_partition import (
     DeadLetters,
@@ -50,6 +51,7 @@ from ottla.protocol.names import SharePartitionKey
 from ottla.records.batch import iter_batches, read_records
 from ottla.records.builder import build_batch
 from ottla.records.cost import likely_bytes, walk_cost
+from ottla.records.types import FIRST_BROKER_PRODUCER_ID
 from ottla.replication.partition import FetchIsolation, LogReadInfo, Partition
 from ottla.rpc.backoff import ExponentialBackoff
 from ottla.runtime.clock import Clock
@@ -77,8 +79,6 @@ _FIRST_PAUSE_MS: Final = 100
 _MAX_PAUSE_MS: Final = 15_000
 # Epochs of a producer id; then the next id takes over.
 _MAX_EPOCH: Final = 32_766
-# Ids of this range are never given to producers, as those are counted from 0.
-_OWN_IDS: Final = 1 << 62
 
 _Headers = tuple[tuple[str, bytes | None], ...]
 
@@ -169,7 +169,7 @@ def producer_id(key: SharePartitionKey, state_epoch: int, era: int) -> int:
     """
     name = f"{len(key.group_id)}:{key.group_id}:{key.topic_id.hex()}:{key.partition}:{state_epoch}:{era}"
     digest = hashlib.sha256(name.encode()).digest()
-    return _OWN_IDS | int.from_bytes(digest[:8], "big") >> 2
+    return FIRST_BROKER_PRODUCER_ID | int.from_bytes(digest[:8], "big") >> 2
 
 
 class DeadLetterWriter(Generic[L]):
@@ -280,15 +280,20 @@ class DeadLetterWriter(Generic[L]):
             await self._archive(letters)  # there are no records at these offsets
 
     async def _begin_session(self, target: DeadLetterTarget) -> None:
-        """Take over from earlier writers, and archive what they have written."""
+        """Take over from earlier writers, and archive what they have written, also to the partitions that
+        were the target while the topic had fewer of them.
+        """
         leader, share, topics = self._leader, self._share, self._topics
-        ids = []
-        for era in range(1 << 16):
-            ids.append(producer_id(leader.key, share.state_epoch, era))
-            mark = await topics.producer(target, ids[-1])
-            if mark.epoch < _MAX_EPOCH:
-                break
+        ids, mark = await self._last_producer(target)
         at = (target.topic_id, target.partition)
+        others = []
+        if share.has_loaded_dead_letters or self._scan_from:
+            for other in topics.earlier_targets(target, leader.key.partition):
+                known, found = await self._last_producer(other)
+                if found.epoch >= 0:
+                    # An earlier writer has begun there, which is before it has written.
+                    await topics.fence(other, known[-1], found.epoch + 1)
+                    others.append((other, known, found.last_batch_offset or 0))
         if at not in self._scan_from:
             if share.has_loaded_dead_letters:
                 # The last batch is the only one whose records may not be archived yet: each writer archives
@@ -300,9 +305,21 @@ class DeadLetterWriter(Generic[L]):
         await self._manager.check_leadership(leader)
         end = await topics.committed_end(target)
         written = await topics.written(target, frozenset(ids), self._scan_from[at], end)
+        for other, known, begin in others:
+            written |= await topics.written(other, frozenset(known), begin, await topics.committed_end(other))
         await self._archive(_chosen(share.dead_letters.values(), written))
         self._scan_from[at] = end
         self._session, self._sequence = _Session(target, ids[-1], mark.epoch + 1), 0
+
+    async def _last_producer(self, target: DeadLetterTarget) -> tuple[list[int], ProducerMark]:
+        """The ids that earlier writers may have used in a partition, and what it knows of the last one."""
+        ids: list[int] = []
+        for era in range(1 << 16):
+            ids.append(producer_id(self._leader.key, self._share.state_epoch, era))
+            mark = await self._topics.producer(target, ids[-1])
+            if mark.epoch < _MAX_EPOCH:
+                break
+        return ids, mark
 
     async def _archive(self, letters: Sequence[DeadLetters]) -> None:
         if not letters:

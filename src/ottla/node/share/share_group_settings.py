@@ -6,8 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Final
 
+from ottla.node.config.definitions.group import GROUP
 from ottla.node.config.node_config import NodeConfig
-from ottla.node.config.tables.group import GROUP
 from ottla.node.share.share_partition import ShareGroupSettings
 
 # The level of share.version from which on there are dead letters.

@@ -45,12 +45,14 @@ Invariants:
 from __future__ import annotations
 
 import re
+from array import array
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 from heapq import heapify, heappop, heappush
+from itertools import groupby, islice
 from operator import attrgetter
 from typing import Final, NamedTuple, Protocol
 
@@ -70,6 +72,17 @@ class RecordState(IntEnum):
     ARCHIVED = 4
 
 
+class InFlightState(IntEnum):
+    """What a record in delivery does, for operators."""
+
+    AVAILABLE = 0
+    HELD = 1
+    # For its dead letter to be written.
+    DEAD = 3
+    # For its next delivery.
+    WAITING = 16
+
+
 # Members of an enum take longer to find, and compare slower.
 _AVAILABLE: Final = int(RecordState.AVAILABLE)
 _ACQUIRED: Final = int(RecordState.ACQUIRED)
@@ -81,8 +94,20 @@ _PENDING: Final = 0x80
 # Of a record that is not to be delivered again yet; available where it is persisted.
 _WAITING: Final = 0x10
 _DONE: Final = bytes((_ACKNOWLEDGED, _ARCHIVED))
+_IN_FLIGHT_STATES: Final = {
+    _AVAILABLE: InFlightState.AVAILABLE,
+    _ACQUIRED: InFlightState.HELD,
+    _ARCHIVING: InFlightState.DEAD,
+    _WAITING: InFlightState.WAITING,
+}
 _RENEW: Final = int(AcknowledgeType.RENEW)
 _RELEASE: Final = int(AcknowledgeType.RELEASE)
+# Of which an operator may have the states changed; what is being persisted is no longer as it was.
+_ALTERABLE: Final = bytes((_ACQUIRED, _AVAILABLE, _WAITING))
+# The member of the locks that a change by an operator has until it is persisted; no member has this id.
+_OPERATOR: Final = ""
+# Records of one batch whose locks, or the ends of whose waits, are compared at a time.
+_ALIKE_AT_A_TIME: Final = 1_024
 _REJECT: Final = int(AcknowledgeType.REJECT)
 _STATE_OF_TYPE: Final = (_ARCHIVED, _ACKNOWLEDGED, _AVAILABLE, _ARCHIVING)
 _MAX_COUNT: Final = 255
@@ -160,6 +185,39 @@ class DeadLetters(NamedTuple):
     is_persisted: bool = True
 
 
+class RecordsInFlight(NamedTuple):
+    """Records in delivery that are alike, first and last included.
+
+    `age_ms` is for how long they are held, or wait for a retry, and `left_ms` when that ends; -1 where there
+    is no such time.
+    """
+
+    first_offset: int
+    last_offset: int
+    state: InFlightState
+    delivery_count: int
+    member_id: str | None
+    age_ms: int
+    left_ms: int
+
+
+class InFlightPage(NamedTuple):
+    """Some of the records in delivery, and from which offset on there may be more; None if there are none."""
+
+    records: list[RecordsInFlight]
+    next_offset: int | None
+
+
+class AlteredRecords(NamedTuple):
+    """What an operator has changed: what of it is to be persisted, how many records it is, and from which
+    offset on there is more to do; None if all was looked at.
+    """
+
+    transition: StateTransition
+    size: int
+    next_offset: int | None
+
+
 class AcknowledgedOffsets(Protocol):
     """A range of offsets that a member acknowledges, with one type for all or one for each."""
 
@@ -207,6 +265,8 @@ class InFlightBatch:
         "max_count",
         "state",
         "states",
+        "wait",
+        "waits",
     )
 
     def __init__(self, first: int, last: int, state: int, count: int) -> None:
@@ -220,6 +280,10 @@ class InFlightBatch:
         self.states: bytearray | None = None
         self.counts = bytearray()
         self.locks: list[AcquisitionLock | None] = []
+        # Of records that wait: since when, and until when. For all records; and for each once some wait
+        # apart: the beginnings, then the ends.
+        self.wait = (0, 0)
+        self.waits: array[int] | None = None
         # No record of it was delivered more often.
         self.max_count = count
         # Whether it is in the list of batches with available records.
@@ -237,7 +301,28 @@ class InFlightBatch:
             self.counts = bytearray((self.count,)) * size
             self.locks = [self.lock] * size
             self.lock = None
+            if self.state == _WAITING:
+                self.note_wait(self.first, self.last, *self.wait)
         return self.states
+
+    def note_wait(self, first: int, last: int, since_ms: int, until_ms: int) -> None:
+        """Note from when to when records wait; the batch is split unless they are all of it."""
+        size = self.size
+        if self.states is None:
+            self.wait = since_ms, until_ms
+            return
+        if self.waits is None:
+            self.waits = array("q", bytes(16 * size))
+        begin, end = first - self.first, last - self.first + 1
+        self.waits[begin:end] = array("q", (since_ms,)) * (end - begin)
+        self.waits[size + begin : size + end] = array("q", (until_ms,)) * (end - begin)
+
+    def wait_of(self, offset: int) -> tuple[int, int]:
+        """From when to when a record waits."""
+        if self.waits is None:
+            return self.wait
+        at = offset - self.first
+        return self.waits[at], self.waits[self.size + at]
 
     def first_available(self) -> int | None:
         """The offset of the first record that can be acquired."""
@@ -267,7 +352,7 @@ class InFlightBatch:
 class StateTransition:
     """A change of states that is not persisted yet, by ranges of records with the same outcome."""
 
-    __slots__ = ("delivered_too_often", "ranges", "rejected", "waits_since_ms")
+    __slots__ = ("delivered_too_often", "ranges", "rejected", "waited", "waits_since_ms")
 
     def __init__(self, waits_since_ms: int | None = None) -> None:
         self.ranges: list[tuple[InFlightBatch, PersisterStateBatch]] = []
@@ -277,6 +362,8 @@ class StateTransition:
         self.delivered_too_often = 0
         # From when on the released records wait; None if they do not.
         self.waits_since_ms = waits_since_ms
+        # Records that waited when an operator changed them, from when to when.
+        self.waited: list[tuple[InFlightBatch, int, int, int, int]] = []
 
     def __bool__(self) -> bool:
         return bool(self.ranges)
@@ -388,6 +475,7 @@ class SharePartition:
         "settings",
         "start_offset",
         "state_epoch",
+        "waiting_records",
     )
 
     def __init__(
@@ -424,6 +512,8 @@ class SharePartition:
         self._by_member: dict[str, dict[AcquisitionLock, None]] = {}
         # When a wait ends, and the first and last of its offsets: a heap. Some may not wait any longer.
         self._waits: list[tuple[int, int, int]] = []
+        # The records that are not to be delivered again yet.
+        self.waiting_records = 0
         # What is archiving, by its first offset.
         self.dead_letters: dict[int, DeadLetters] = {}
         # Whether there were some when the state was loaded: they may be in their topic already.
@@ -474,6 +564,11 @@ class SharePartition:
     def acquired_records(self) -> int:
         """The records that members hold."""
         return sum(lock.held for locks in self._by_member.values() for lock in locks)
+
+    @property
+    def dead_records(self) -> int:
+        """The records whose dead letters are not written yet."""
+        return sum(each.last_offset - each.first_offset + 1 for each in self.dead_letters.values())
 
     def has_locks_of(self, member_id: str) -> bool:
         """Whether a member holds records."""
@@ -797,12 +892,14 @@ class SharePartition:
                 return 0
             if first == batch.first and last == batch.last:
                 self._unlock(batch.lock, batch.size)
+                self.waiting_records -= batch.size * (batch.state == _WAITING)
                 batch.state, batch.lock = _ARCHIVED, None
                 return max(0, last - max(first, self.start_offset) + 1)
         states, counted = batch.split(), 0
         for offset in range(first, last + 1):
             at = offset - batch.first
             if states[at] & ~_PENDING == state:
+                self.waiting_records -= states[at] == _WAITING
                 states[at] = _ARCHIVED
                 lock, batch.locks[at] = batch.locks[at], None
                 self._unlock(lock, 1)
@@ -1116,7 +1213,7 @@ class SharePartition:
                     self._list_available(batch)
                 else:
                     until_ms = since_ms + self.settings.retry_delay_ms(count, first)
-                    self._begin_wait(batch, first, last, until_ms)
+                    self._begin_wait(batch, first, last, since_ms, until_ms)
             self.counts.archived += transition.delivered_too_often
         if persisted:
             self._advance_start()
@@ -1184,6 +1281,8 @@ class SharePartition:
                     self._recount(batch.first + at, batch.first + at, state, states[at])
             if batch.first_available() is not None:
                 self._list_available(batch)
+        for each in transition.waited:
+            self._begin_wait(*each)
 
     def _state_before(self, lock: AcquisitionLock, count: int, offset: int) -> int:
         if not lock.expired:
@@ -1195,6 +1294,125 @@ class SharePartition:
         if change:
             self.delivery_complete_count += change * max(0, last - max(first, self.start_offset) + 1)
 
+    # Operators
+
+    def _runs_in_flight(
+        self, first: int, last: int
+    ) -> Iterator[tuple[InFlightBatch, int, int, int, int, AcquisitionLock | None]]:
+        """Divide offsets from the start on into records that are alike, in order: the first and the last,
+        their state, delivery count and lock.
+        """
+        for batch in self._overlapping(max(first, self.start_offset), last):
+            low, high = max(first, batch.first, self.start_offset), min(last, batch.last)
+            if batch.states is None:
+                yield batch, low, high, batch.state, batch.count, batch.lock
+                continue
+            base = batch.first
+            for begin, end, state in _runs(batch.states, low - base, high - base + 1):
+                for at, until, count in _runs(batch.counts, begin, end):
+                    for part in range(at, until, _ALIKE_AT_A_TIME):
+                        stop, offset = min(part + _ALIKE_AT_A_TIME, until), base + part
+                        for lock, size in _alike(batch, state, part, stop):
+                            yield batch, offset, offset + size - 1, state, count, lock
+                            offset += size
+
+    def records_in_flight(
+        self, first: int, states: Container[int], now_ms: int, *, most: int, most_looks: int
+    ) -> InFlightPage:
+        """List records in delivery from an offset on, those in some states: `most` ranges at most, and no
+        more after a look at so many.
+        """
+        found: list[RecordsInFlight] = []
+        last_offset = self.end_offset
+        for looks, (batch, low, high, state, count, lock) in enumerate(
+            self._runs_in_flight(first, last_offset)
+        ):
+            if looks == most_looks or len(found) == most:
+                return InFlightPage(found, low)
+            kind = _IN_FLIGHT_STATES.get(state)
+            if kind is None or kind not in states:
+                continue
+            age_ms = left_ms = -1
+            if lock is not None:
+                age_ms = max(0, now_ms - lock.deadline_ms + lock.duration_ms)
+                left_ms = max(0, lock.deadline_ms - now_ms)
+            elif state == _WAITING:
+                since_ms, until_ms = batch.wait_of(low)
+                age_ms, left_ms = max(0, now_ms - since_ms), max(0, until_ms - now_ms)
+            member_id = None if lock is None else lock.member_id
+            if found:
+                before = found[-1]
+                alike = before.last_offset + 1 == low and before[2:] == (
+                    kind,
+                    count,
+                    member_id,
+                    age_ms,
+                    left_ms,
+                )
+                if alike:
+                    found[-1] = before._replace(last_offset=high)
+                    continue
+            found.append(RecordsInFlight(low, high, kind, count, member_id, age_ms, left_ms))
+        return InFlightPage(found, None)
+
+    def alter_records(
+        self, ranges: Iterable[tuple[int, int, int]], type: int, now_ms: int, *, most_looks: int
+    ) -> AlteredRecords:
+        """Begin the transition of records that an operator releases, rejects or skips (GAP), held or
+        not: those from a first to a last offset that are available, held or waiting, and were delivered so
+        often; -1 for any count. It ends after a look at so many ranges of records.
+
+        What a member holds is acknowledged in its stead, and the member is refused afterwards. What no member
+        holds has a lock of its own until the change is persisted.
+        """
+        transition, altered, next_offset = StateTransition(), 0, None
+        for first, last, delivery_count in ranges:
+            runs = list(islice(self._runs_in_flight(first, last), most_looks + 1))
+            if most_looks == 0 or len(runs) > most_looks:
+                next_offset = runs.pop()[1] if runs else first
+            most_looks -= len(runs) or 1
+            for run in runs:
+                if run[3] in _ALTERABLE and delivery_count in (-1, run[4]):
+                    altered += self._alter(run, type, now_ms, transition)
+            if next_offset is not None:
+                break
+        if invariants.thorough:
+            self.check_invariants()
+        return AlteredRecords(transition, altered, next_offset)
+
+    def _alter(
+        self,
+        run: tuple[InFlightBatch, int, int, int, int, AcquisitionLock | None],
+        type: int,
+        now_ms: int,
+        transition: StateTransition,
+    ) -> int:
+        """Begin to change records that are alike; return how many."""
+        batch, low, high, state, count, lock = run
+        size = high - low + 1
+        if type == _RELEASE and lock is None:
+            return size if state == _WAITING and self._end_wait(batch, low, high) else 0
+        if state == _WAITING:
+            self.waiting_records -= size
+            transition.waited.append((batch, low, high, *batch.wait_of(low)))
+        if lock is None:
+            lock = self._lock(batch, low, high, _OPERATOR, now_ms)
+            lock.held, lock.expired = size, True
+            self._stop_timing(lock)
+        outcome = self._outcome(_STATE_OF_TYPE[type], count)
+        if batch.states is None and size == batch.size:
+            batch.state, batch.lock = outcome | _PENDING, lock
+        else:
+            states, begin = batch.split(), low - batch.first
+            states[begin : begin + size] = bytes((outcome | _PENDING,)) * size
+            batch.locks[begin : begin + size] = [lock] * size
+        if type == _RELEASE and outcome != _AVAILABLE:
+            transition.delivered_too_often += size
+        if outcome in _DONE:
+            self.delivery_complete_count += size
+        transition.add(batch, low, high, outcome, count, is_rejected=type == _REJECT)
+        return size
+
     # Time
 
     @property
@@ -1205,44 +1423,37 @@ class SharePartition:
             deadlines.append(self._waits[0][0])
         return min(deadlines, default=None)
 
-    @property
-    def waiting_records(self) -> int:
-        """The records that are not to be delivered again yet. It walks over all that wait."""
-        return sum(last - first + 1 for first, last in self._waiting_runs())
-
-    def _waiting_runs(self) -> Iterator[tuple[int, int]]:
-        """The first and last offsets of what waits, by batch."""
-        for _, first, last in self._waits:
-            for batch in self._overlapping(first, last):
-                low, high = max(first, batch.first), min(last, batch.last)
-                if batch.states is None:
-                    if batch.state == _WAITING:
-                        yield low, high
-                    continue
-                for begin, end, state in _runs(batch.states, low - batch.first, high - batch.first + 1):
-                    if state == _WAITING:
-                        yield batch.first + begin, batch.first + end - 1
-
-    def _begin_wait(self, batch: InFlightBatch, first: int, last: int, until_ms: int) -> None:
+    def _begin_wait(self, batch: InFlightBatch, first: int, last: int, since_ms: int, until_ms: int) -> None:
         """Have the available records among these wait."""
-        if self._replace(batch, first, last, _AVAILABLE, _WAITING):
+        count = self._replace(batch, first, last, _AVAILABLE, _WAITING)
+        if count:
+            self.waiting_records += count
+            batch.note_wait(first, last, since_ms, until_ms)
             heappush(self._waits, (until_ms, first, last))
 
-    def _replace(self, batch: InFlightBatch, first: int, last: int, old: int, new: int) -> bool:
-        """Give the records of a batch among these that are in a state another one; whether there are any."""
+    def _end_wait(self, batch: InFlightBatch, first: int, last: int) -> bool:
+        """Make the waiting records among these available; whether there are any."""
+        count = self._replace(batch, first, last, _WAITING, _AVAILABLE)
+        if count:
+            self.waiting_records -= count
+            self._list_available(batch)
+        return count > 0
+
+    def _replace(self, batch: InFlightBatch, first: int, last: int, old: int, new: int) -> int:
+        """Give the records of a batch among these that are in a state another one; return how many."""
         first, last = max(first, batch.first), min(last, batch.last)
         if batch.states is None:
             if batch.state != old:
-                return False
+                return 0
             if first == batch.first and last == batch.last:
                 batch.state = new
-                return True
+                return batch.size
         states = batch.split()
         part = states[first - batch.first : last - batch.first + 1]
-        if old not in part:
-            return False
-        states[first - batch.first : last - batch.first + 1] = part.replace(bytes((old,)), bytes((new,)))
-        return True
+        count = part.count(old)
+        if count:
+            states[first - batch.first : last - batch.first + 1] = part.replace(bytes((old,)), bytes((new,)))
+        return count
 
     def wait_before_retries(self, now_ms: int) -> None:
         """Have all records wait that were delivered before: how long they have waited is not persisted."""
@@ -1251,7 +1462,8 @@ class SharePartition:
         for batch in self._batches.values():
             if batch.states is None and batch.state == _AVAILABLE and batch.count:
                 until_ms = now_ms + self.settings.retry_delay_ms(batch.count, batch.first)
-                batch.state = _WAITING
+                batch.state, batch.wait = _WAITING, (now_ms, until_ms)
+                self.waiting_records += batch.size
                 self._waits.append((until_ms, batch.first, batch.last))
         heapify(self._waits)
 
@@ -1262,9 +1474,7 @@ class SharePartition:
         while waits and waits[0][0] <= now_ms:
             _, first, last = heappop(waits)
             for batch in self._overlapping(first, last):
-                if self._replace(batch, first, last, _WAITING, _AVAILABLE):
-                    self._list_available(batch)
-                    found = True
+                found = self._end_wait(batch, first, last) or found
         if found and invariants.thorough:
             self.check_invariants()
         return found
@@ -1456,7 +1666,7 @@ class SharePartition:
             batch.size * (batch.state == _WAITING) if batch.states is None else batch.states.count(_WAITING)
             for batch in batches.values()
         )
-        assert waiting == self.waiting_records, (waiting, self._waits)
+        assert waiting == self.waiting_records, (waiting, self.waiting_records, self._waits)
         for first, last, *_ in self.dead_letters.values():
             for batch in self._overlapping(first, last):
                 low, high = max(first, batch.first) - batch.first, min(last, batch.last) - batch.first + 1
@@ -1482,6 +1692,26 @@ def _runs(values: bytearray, begin: int, end: int) -> Iterator[tuple[int, int, i
     for run in _RUN.finditer(values, begin, end):
         begin = run.start()
         yield begin, run.end(), values[begin]
+
+
+def _alike(
+    batch: InFlightBatch, state: int, begin: int, end: int
+) -> Iterator[tuple[AcquisitionLock | None, int]]:
+    """Divide records of a split batch with the same state by their lock, or by when their wait ends: the lock
+    of each part, and its size.
+    """
+    if state == _ACQUIRED:
+        held = batch.locks[begin:end]
+        if held.count(held[0]) == end - begin:
+            yield held[0], end - begin
+        else:
+            for lock, alike in groupby(held):
+                yield lock, sum(1 for _ in alike)
+    elif state == _WAITING and batch.waits is not None:
+        for _, waiting in groupby(batch.waits[batch.size + begin : batch.size + end]):
+            yield None, sum(1 for _ in waiting)
+    else:
+        yield None, end - begin
 
 
 def _held(batch: InFlightBatch, lock: AcquisitionLock, start: int) -> Iterator[tuple[int, int, int]]:

@@ -25,7 +25,7 @@ import asyncio
 import contextlib
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Final, Protocol
@@ -233,6 +233,7 @@ class SharePartitionLeader:
         "is_unused",
         "key",
         "leader_epoch",
+        "loaded",
         "partition",
         "record_bytes",
         "share",
@@ -248,6 +249,8 @@ class SharePartitionLeader:
         self.share: SharePartition | None = None
         # Why it could not be loaded.
         self.error: KafkaError | None = None
+        # Done once one of the two is known.
+        self.loaded: Final[asyncio.Future[None]] = asyncio.get_running_loop().create_future()
         self.is_dropped = False
         # The load, or the writes in progress.
         self.task: asyncio.Task[None] | None = None
@@ -481,9 +484,14 @@ class SharePartitionLeader:
             self.notify()
         self.set_timer()
 
+    def end_load(self) -> None:
+        if not self.loaded.done():
+            self.loaded.set_result(None)
+
     def close(self) -> None:
         """End without a trace; writes that wait fail."""
         self.is_dropped = True
+        self.end_load()
         if self.dead_letters is not None:
             self.dead_letters.stop()
         if self._timer is not None:
@@ -761,7 +769,7 @@ class SharePartitionManager:
                 self.listener.on_loaded(leader)
         except KafkaError as error:
             _log.info("share partition %s could not be loaded: %s", key, error)
-            leader.error = error
+            leader.error = error.again()
         self.loads += 1
         self.load_ns += self._clock.monotonic_ns() - began_ns
 
@@ -777,6 +785,7 @@ class SharePartitionManager:
             leader.error = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR)
         if leader.error is not None:
             self.drop(leader)
+        leader.end_load()
         leader.notify()
 
     async def _start_offset(
@@ -869,6 +878,48 @@ class SharePartitionManager:
         transition = leader.share.acknowledge(key.member_id, batches, self.now_ms())
         leader.set_timer()
         return leader.begin_transition(transition)
+
+    # What operators do
+
+    @contextlib.asynccontextmanager
+    async def loaded(self, group_id: str, partition: TopicIdPartition) -> AsyncIterator[SharePartitionLeader]:
+        """Have a share partition in memory meanwhile, also one of a group without members; KafkaError if it
+        cannot be loaded.
+        """
+        leader = self.get_or_load(group_id, partition)
+        try:
+            await asyncio.shield(leader.loaded)
+            if leader.error is not None:
+                raise leader.error
+            if leader.is_dropped or leader.share is None or not self.still_leads(leader):
+                raise KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
+            leader.share.settings = self.settings(group_id)
+            yield leader
+        finally:
+            if not leader.is_dropped and not self.sessions.has_members(group_id):
+                self._drop_when_unused(leader)
+
+    async def alter_records(
+        self,
+        leader: SharePartitionLeader,
+        ranges: Iterable[tuple[int, int, int]],
+        type: AcknowledgeType,
+        *,
+        most_looks: int,
+    ) -> tuple[int, int | None]:
+        """Release, reject or skip (GAP) records in delivery: ranges of offsets, each with the delivery count
+        that is meant, or -1. Return how many are changed for good, and from which offset on there is more to
+        do; None if there is not.
+        """
+        share = leader.share
+        assert share is not None, leader.key
+        done = share.alter_records(ranges, int(type), self.now_ms(), most_looks=most_looks)
+        write = leader.begin_transition(done.transition)
+        leader.notify()
+        error = None if write is None else await asyncio.shield(write)
+        if error is not None:
+            raise error
+        return done.size, done.next_offset
 
     def count_acknowledged(self, batches: Sequence[AcknowledgedOffsets]) -> None:
         counts = self.acknowledged

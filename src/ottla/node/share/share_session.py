@@ -373,7 +373,7 @@ class ShareSessionCache:
         self._count(session)
 
     def acknowledge_session_update(self, key: ShareSessionKey, epoch: int) -> None:
-        """Continue the session of a ShareAcknowledge, or see that there is one that it ends."""
+        """Continue the session of a ShareAcknowledge; of one that ends its session, check that it exists."""
         if epoch == INITIAL_EPOCH:
             raise KafkaError(ErrorCode.INVALID_SHARE_SESSION_EPOCH)
         if epoch == FINAL_EPOCH:

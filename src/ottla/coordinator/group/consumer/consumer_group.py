@@ -294,10 +294,6 @@ class ConsumerGroup:
 
     # The classic protocol
 
-    @property
-    def has_classic_members(self) -> bool:
-        return any(member.is_classic for member in self.members.values())
-
     def is_classic_without(self, leaving: frozenset[str]) -> bool:
         """Whether members remain without these, and all of them use the classic protocol."""
         rest = [member for id, member in self.members.items() if id not in leaving]

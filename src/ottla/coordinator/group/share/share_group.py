@@ -29,7 +29,6 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 Partitions = Mapping[bytes, frozenset[int]]
 """Partitions by topic id."""
 
-SHARE_PROTOCOL_TYPE: Final = "share"
 JOIN_EPOCH: Final = 0
 LEAVE_EPOCH: Final = -1
 _STABLE: Final = 0

@@ -18,6 +18,7 @@ from ottla import __version__
 from ottla.cli.app import COMMANDS, root
 from ottla.testing.local_node import LocalNode
 from tests.support.command_line import CommandLine
+from tests.support.rows import for_each
 
 LIMIT_S = 240
 
@@ -59,7 +60,7 @@ def test_help_lists_every_command(offline: CommandLine) -> None:
         assert entry.help in text
 
 
-@pytest.mark.parametrize("path", [path for path, _ in all_commands()], ids="-".join)
+@for_each("path", [path for path, _ in all_commands()], ids="-".join)
 def test_every_command_explains_itself(offline: CommandLine, path: list[str]) -> None:
     text = offline.ok(*path, "--help").out
     assert text.startswith(f"Usage: ottla {' '.join(path)}")
@@ -73,7 +74,7 @@ def test_help_shows_every_option(offline: CommandLine) -> None:
                 assert max(parameter.opts, key=len) in text, path
 
 
-@pytest.mark.parametrize(
+@for_each(
     "path",
     [path for path, command in all_commands() if any(p.required for p in command.params)],
     ids="-".join,
@@ -119,7 +120,11 @@ CONNECTED: dict[str, str] = {
     "share-groups delete": "g --yes",
     "share-groups delete-offsets": "g --topic t --yes",
     "share-groups describe": "g",
+    "share-groups records": "g",
     "share-groups redrive": "g",
+    "share-groups reject": "g --topic t --yes",
+    "share-groups release": "g --topic t --yes",
+    "share-groups skip": "g --topic t --yes",
     "share-groups reset-offsets": "g --to beginning --topic t",
     "streams-groups delete": "g --yes",
     "streams-groups delete-offsets": "g --topic t --yes",
@@ -173,6 +178,15 @@ def test_every_command_connects_with_its_command_config(ottla_tls_node: LocalNod
         ended = line(*name.split(), *arguments, "--command-config", str(file), stdin="a-password")
         assert ended.status in (0, 1), (name, ended.err)
         assert not any(word in ended.err for word in ("TLS", "Set --", "Traceback")), (name, ended.err)
+
+
+def test_a_command_config_is_of_one_command_alone(offline: CommandLine, tmp_path: Path) -> None:
+    misspelt = tmp_path / "client.properties"
+    misspelt.write_text("security.protocol=NONE\n")
+    with_it = offline("topics", "list", "--command-config", str(misspelt))
+    without = offline("topics", "list")
+    assert "security.protocol" in with_it.err
+    assert "security.protocol" not in without.err
 
 
 def test_start_has_its_help_in_order(offline: CommandLine) -> None:

@@ -11,6 +11,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from ottla.testing.local_node import LocalNode
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.command_line import CommandLine
+from tests.support.committing import commit_offsets
 
 
 @pytest.fixture(scope="module")
@@ -28,7 +29,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert producer.flush(60) == 0
         producer.abort_transaction(60)
         consumer = Consumer({"bootstrap.servers": node.bootstrap_servers, "group.id": "readers"})
-        consumer.commit(offsets=[TopicPartition("orders", 0, 1)], asynchronous=False)
+        commit_offsets(consumer, [TopicPartition("orders", 0, 1)])
         consumer.close()
     return directory
 

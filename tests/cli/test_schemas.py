@@ -37,7 +37,7 @@ def test_schemas_are_registered_shown_checked_and_deleted(tmp_path: Path) -> Non
         assert "takes this schema" in ottla.ok("schemas", "check", "orders-value", wider, *at).out
         refused = ottla("schemas", "check", "orders-value", other, *at)
         assert refused.status == 1
-        assert "READER_FIELD_MISSING_DEFAULT_VALUE" in refused.err
+        assert "READER_FIELD_MISSING_DEFAULT_VALUE" in refused.out
         assert ottla("schemas", "register", "orders-value", other, *at).status == 1
         ottla.ok("schemas", "register", "orders-value", wider, "--dry-run", *at)
         assert ottla.ok("schemas", "register", "orders-value", wider, "--json", *at).json == {

@@ -15,6 +15,7 @@ from ottla.cli.options import BOOTSTRAP_VARIABLE
 from ottla.protocol.names import TopicPartition
 from ottla.protocol.share import AcknowledgeType
 from ottla.security.authorizer.standard_authorizer import CLASS_NAME
+from tests.support.apache_kafka import ApacheKafka
 from tests.support.command_line import CommandLine
 
 TIMEOUT = ("--timeout", "60")
@@ -285,6 +286,20 @@ def test_dead_letters_are_listed_and_sent_again_once(upgraded: CommandLine) -> N
     assert sorted(read) == ["a", "a", "b", "c", "c", "d"]
 
 
+@pytest.mark.exhaustive
+def test_of_two_redrives_at_once_one_is_fenced_or_finds_nothing(upgraded: CommandLine) -> None:
+    dead = make_dead_letters(upgraded, "jobs")
+    command = [sys.executable, "-m", "ottla", "share-groups", "redrive", dead, "--yes", "--json"]
+    command += ["--bootstrap-server", upgraded.bootstrap_servers]
+    both = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) for _ in range(2)]
+    for each in both:
+        _, said = each.communicate(timeout=120)
+        assert each.returncode == 0 or b"PRODUCER_FENCED" in said, said
+    upgraded.ok("share-groups", "redrive", dead, "--yes")
+    read = upgraded.ok("consume", "jobs", "--from-beginning", "-p", "0", "--idle", "2", *TIMEOUT).out.split()
+    assert sorted(read) == ["a", "a", "b", "c", "c", "d"]
+
+
 @pytest.mark.slow
 def test_a_forged_dead_letter_reaches_no_topic_that_the_group_does_not_read(upgraded: CommandLine) -> None:
     ottla = upgraded
@@ -305,3 +320,109 @@ def test_a_forged_dead_letter_reaches_no_topic_that_the_group_does_not_read(upgr
 
 def test_a_group_without_a_dead_letter_topic_has_nothing_to_send(ottla: CommandLine, group: str) -> None:
     assert "has no dead-letter topic" in ottla.fails("share-groups", "redrive", group, "--yes").err
+
+
+@pytest.fixture
+def own_node(node_for_commands: LocalNode) -> CommandLine:
+    """Apache Kafka does not show what members hold."""
+    return CommandLine(node_for_commands.bootstrap_servers)
+
+
+def in_delivery(ottla: CommandLine, group: str, *options: str) -> list[tuple[int, int, str, int]]:
+    found = ottla.ok("share-groups", "records", group, *options, "--json").json
+    shown = [(each["first"], each["last"], each["state"], each["deliveries"]) for each in found["records"]]
+    counts = {state: count for state, count in found["counts"].items() if count}
+    by_state: dict[str, int] = {}
+    for first, last, state, _ in shown:
+        by_state[state] = by_state.get(state, 0) + last - first + 1
+    assert by_state == counts
+    return shown
+
+
+def test_records_in_delivery_are_seen_released_rejected_and_skipped(own_node: CommandLine) -> None:
+    ottla, topic = own_node, "seen-jobs"
+    ottla.ok("topics", "create", topic)
+    group = f"workers-of-{topic}"
+    ottla.ok("configs", "alter", "--group", group, "--set", "share.auto.offset.reset=earliest")
+    ottla.ok("configs", "alter", "--group", group, "--set", "share.retry.backoff.ms=600000")
+    ottla.ok("produce", topic, *"abcdef", "-p", "0")
+    settings = {"group_id": group, "share_acknowledgement_mode": "explicit"}
+    with blocking.ShareConsumer[bytes, bytes](ottla.bootstrap_servers, **settings) as consumer:
+        consumer.subscribe(topic)
+        held = []
+        while len(held) < 6:
+            held += consumer.poll()
+        consumer.release(held[0], held[1])
+        consumer.commit()
+        assert in_delivery(ottla, group) == [(0, 1, "waiting", 1), (2, 5, "held", 1)]
+        shown = ottla.ok("share-groups", "records", group)
+        assert "6 records in delivery: 4 held, 2 waiting" in shown.err
+        (waits,) = ottla.ok("share-groups", "records", group, "--state", "waiting", "--json").json["records"]
+        assert 0 < waits["left_s"] <= 600
+        assert waits["age_s"] + waits["left_s"] >= 600
+        where = ("-t", topic, "-p", "0", "--offsets")
+
+        # Two that wait: one goes on at once, the other never.
+        assert (
+            ottla.ok("share-groups", "release", group, *where, "0", "--yes").out == f"{topic}-0: 1 released\n"
+        )
+        assert ottla.ok("share-groups", "skip", group, *where, "1", "--yes").out == f"{topic}-0: 1 skipped\n"
+        assert "no record was skipped" in ottla.ok("share-groups", "skip", group, *where, "1", "--yes").err
+        # What a member holds is taken from it.
+        assert ottla.ok("share-groups", "reject", group, *where, "2-3", "--yes", "--json").json["rejected"]
+        consumer.accept(held[2], held[4])
+        (result,) = consumer.commit().values()
+        assert result is not None
+        assert in_delivery(ottla, group, "--member", "another") == []
+        ottla.ok("share-groups", "release", group, "--state", "held", "--yes")
+        again = []
+        while len(again) < 3:
+            again += consumer.poll()
+        assert sorted((each.offset, each.delivery_count) for each in again) == [(0, 2), (4, 2), (5, 2)]
+        for each in again:
+            consumer.accept(each)
+        consumer.commit()
+    assert lag(ottla, group)[0] == 0
+
+
+def test_records_of_a_group_without_members_are_altered_too(own_node: CommandLine) -> None:
+    ottla, topic = own_node, "left-jobs"
+    ottla.ok("topics", "create", topic)
+    group = f"workers-of-{topic}"
+    ottla.ok("configs", "alter", "--group", group, "--set", "share.auto.offset.reset=earliest")
+    ottla.ok("produce", topic, *"abc", "-p", "0")
+    settings = {"group_id": group, "share_acknowledgement_mode": "explicit"}
+    with blocking.ShareConsumer[bytes, bytes](ottla.bootstrap_servers, **settings) as consumer:
+        consumer.subscribe(topic)
+        while not consumer.poll():
+            pass
+    assert in_delivery(ottla, group) == [(0, 2, "available", 1)]
+    where = ("-t", topic, "-p", "0", "--offsets", "0-1")
+    assert ottla.ok("share-groups", "skip", group, *where, "--yes").out == f"{topic}-0: 2 skipped\n"
+    assert in_delivery(ottla, group) == [(2, 2, "available", 1)]
+    rest = ottla.ok("consume", topic, "--share", group, "--count", "1", "--json", *TIMEOUT).json_lines
+    assert [(each["offset"], each["delivery_count"]) for each in rest] == [(2, 2)]
+
+
+@pytest.mark.kafka
+@pytest.mark.exhaustive
+def test_apache_kafka_does_not_show_records_in_delivery(apache_kafka: ApacheKafka) -> None:
+    ottla = CommandLine(apache_kafka.bootstrap, apache_kafka.settle)
+    ottla.ok("topics", "create", "plain-jobs")
+    ottla.ok("configs", "alter", "--group", "plain", "--set", "share.auto.offset.reset=earliest")
+    ottla.ok("produce", "plain-jobs", *"ab", "-p", "0")
+    ottla.ok("consume", "plain-jobs", "--share", "plain", "--count", "1", *TIMEOUT)
+    assert "does not offer DescribeShareRecords" in ottla.fails("share-groups", "records", "plain").err
+
+
+def test_records_are_asked_for_with_care(ottla: CommandLine, topic: str, group: str) -> None:
+    assert "does not exist" in ottla.fails("share-groups", "records", "no-such-group").err
+    assert "reads no topic nosuch" in ottla.fails("share-groups", "skip", group, "-t", "nosuch", "--yes").err
+    assert "--topic" in ottla.fails("share-groups", "skip", group, "--offsets", "1", "--yes", status=2).err
+    assert (
+        "expected FIRST"
+        in ottla.fails(
+            "share-groups", "skip", group, "-t", topic, "-p", "0", "--offsets", "9-1", "--yes", status=2
+        ).err
+    )
+    assert "known are held" in ottla.fails("share-groups", "records", group, "--state", "lost", status=2).err

@@ -73,6 +73,9 @@ def test_features_that_exclude_each_other_are_refused(offline: CommandLine) -> N
     assert ended.status == 2
     assert "share-groups is not possible beside zookeeper" in ended.err
     assert "there is no feature teired" in offline("sim", "--without", "teired").err
+    assert (
+        "there are no clients idempotnet: there are acks-0, " in offline("sim", "--clients", "idempotnet").err
+    )
 
 
 @pytest.mark.slow

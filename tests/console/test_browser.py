@@ -7,15 +7,20 @@ import os
 import re
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from ottla import blocking
 from ottla.client.admin.acls import AclBinding, AclOperation, AclResourceType, PatternType
+from ottla.client.admin.configs import ResourceType
+from ottla.client.share import ShareRecord
 from ottla.protocol.names import TopicPartition
+from ottla.spark.pipelines.flow_graph import FlowKind, FlowNode, save_graph
 from ottla.spark.pipelines.template import write_project
 from ottla.testing.cluster_plan import free_ports
 from tests.node.registry_calls import RegistryClient, record
@@ -409,6 +414,38 @@ def test_a_share_group_shows_its_start_and_is_reset(page: Page, desk: Visitor, l
     table.locator("td", has_text=re.compile("^1,000$")).nth(1).wait_for()
 
 
+def test_a_queue_shows_what_is_stuck_and_is_mended(page: Page, desk: Visitor, live: Live) -> None:
+    with blocking.Admin(live.bootstrap) as admin, blocking.Producer(live.bootstrap) as producer:
+        admin.topics.create("tasks", partitions=1)
+        settings = {"share.auto.offset.reset": "earliest", "share.retry.backoff.ms": "600000"}
+        admin.configs.alter(ResourceType.GROUP, "doers", set=settings)
+        for number in range(6):
+            producer.send_nowait("tasks", b"task %d" % number)
+        producer.flush()
+    with blocking.ShareConsumer[bytes, bytes](
+        live.bootstrap, group_id="doers", share_acknowledgement_mode="explicit"
+    ) as consumer:
+        consumer.subscribe("tasks")
+        held: list[ShareRecord[bytes, bytes]] = []
+        while len(held) < 6:
+            held += consumer.poll()
+        consumer.release(*held[:2])
+        consumer.commit()
+        desk.open("group?id=doers", "doers")
+        table = page.get_by_label("Records in delivery").locator("table")
+        waiting = table.locator("tr", has=page.locator(".badge", has_text="waiting"))
+        desk.screenshot("queue")
+        waiting.get_by_role("button", name="Release").click()
+        page.locator("dialog").get_by_role("button", name="Release").click()
+        waiting.wait_for(state="detached")
+        table.locator(".badge", has_text="available").wait_for()
+        row = table.locator("tr", has=page.locator(".badge", has_text="held"))
+        assert row.inner_text().split("\t")[1:3] == ["2 – 5", "4"]
+        row.get_by_role("button", name="Skip").click()
+        page.locator("dialog").get_by_role("button", name="Skip").click()
+        row.wait_for(state="detached")
+
+
 def test_an_open_transaction_is_seen_and_aborted(page: Page, desk: Visitor, live: Live) -> None:
     transactional = {"transactional_id": f"pay {IMAGE}", "transaction_timeout_ms": 600_000}
     with blocking.Producer(live.bootstrap, **transactional) as producer:
@@ -433,6 +470,14 @@ def test_a_pipeline_shows_its_flows_and_errors(page: Page, desk: Visitor, live: 
     state = live.project / ".ottla"
     state.mkdir(exist_ok=True)
     (state / "progress.json").write_text(json.dumps(record))
+    ended = record | {"state": "completed", "flows": [good | {"rowsOut": 77}]}
+    (state / "runs.jsonl").write_text(json.dumps(ended) + "\n")
+    stream = FlowNode("large_orders", "large_orders", ("orders",), FlowKind.STREAM, into_topic=True)
+    stream = replace(stream, dead_letters=("shop.dead",))
+    save_graph([FlowNode("orders", "orders", (), FlowKind.STREAM, reads_outside=True), stream], state)
+    table = live.project / "spark-warehouse" / "orders"
+    table.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pa.table({"customer": [SCRIPT, None]}), table / "part-0.parquet")
     desk.open("pipelines", "Pipelines")
     row = page.locator("tbody tr")
     row.locator(".badge", has_text="1 failed").wait_for()
@@ -442,7 +487,15 @@ def test_a_pipeline_shows_its_flows_and_errors(page: Page, desk: Visitor, live: 
     ).wait_for()
     page.locator("summary", has_text=f"broken: Boom {SCRIPT}").click()
     page.locator("pre", has_text=SCRIPT).first.wait_for()
+    page.locator("svg.flows .good", has_text="large_orders").wait_for()
+    page.locator("tr", has_text="completed").locator("td", has_text="77").wait_for()
+    page.get_by_role("img", name="large_orders: positive: 3").wait_for()
+    page.get_by_role("link", name="shop.dead").wait_for()
     desk.screenshot("pipeline")
+    page.get_by_role("button", name="orders", exact=True).click()
+    page.locator("dialog td", has_text=SCRIPT).wait_for()
+    desk.screenshot("pipeline-table")
+    page.get_by_role("button", name="Close").click()
 
 
 def test_a_schema_is_checked_before_it_is_registered(page: Page, desk: Visitor) -> None:

@@ -495,12 +495,24 @@ class TestGroups:
                 consumer.accept(*held[1:5])
                 assert not any(consumer.commit().values())
                 found = api.get("/api/group", id="sharers")
+                queue = api.get("/api/group/records", id="sharers")
+                rows = [(each["first"], each["last"], each["state"]) for each in queue["records"]]
+                assert rows == [(0, 0, "held"), (5, 9, "held")]
+                assert (queue["held"], queue["waiting"], queue["dead"]) == (6, 0, 0)
+                assert (queue["deadLetters"], queue["problems"]) == (None, [])
+                last = {**queue["records"][1], "first": 9}
+                for changed in (1, 0):
+                    body = {"action": "skip", "records": [last]}
+                    done = api.post("/api/group/records", body, id="sharers")
+                    assert done == {"changed": changed, "problems": []}
+                for body in ({"action": "keep", "records": [last]}, {"action": "skip", "records": []}):
+                    assert api.send("POST", "/api/group/records", body, id="sharers").status == 400
         (partition,) = found["partitions"]
         assert (found["lag"], partition["committed"], partition["end"]) == (6, 0, 10)
         assert (partition["done"], partition["memberId"]) == (4, None)
         plan = api.post("/api/group/reset", {"to": "offset", "offset": 7}, id="sharers")
         assert [(each["before"], each["lagBefore"], each["lagAfter"]) for each in plan["items"]] == [
-            (0, 6, 3)
+            (0, 5, 3)
         ]
         done = api.post("/api/group/reset", {"to": "offset", "offset": 7, "dryRun": False}, id="sharers")
         assert (done["applied"], done["items"][0]["error"]) == (True, None)

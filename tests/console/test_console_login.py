@@ -362,7 +362,7 @@ async def test_a_read_only_console_changes_nothing_and_one_without_payloads_show
             else:
                 shows += 1
                 assert "NO_PAYLOADS" in text, route
-        assert login is not LoginMode.NONE or (changes > 15 and shows == 5)
+        assert login is not LoginMode.NONE or (changes > 15 and shows == 6)
     finally:
         await console.close()
         runtime.close()

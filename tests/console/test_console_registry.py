@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
+from pyarrow import parquet
 
 from ottla.console.api import pipelines
 from ottla.console.api_request import ApiRequest, ConsoleError
 from ottla.console.config import ConsoleConfig
-from ottla.console.context import ApiContext, ConsoleServices, WorkLimits
+from ottla.console.context import ApiContext, ApiHandler, ConsoleServices, WorkLimits
 from ottla.console.messages.payload import PayloadDecoder
 from ottla.console.messages.topic_schemas import TopicSchemas
 from ottla.console.sessions import ConsoleSessions
@@ -23,8 +26,9 @@ from ottla.runtime.runtime import Runtime
 from ottla.schemas.avro import AvroSchema
 from ottla.schemas.protobuf import ProtobufSchema
 from ottla.schemas.registry import SchemaRegistry
+from ottla.spark.expectations import ExpectationAction
 from ottla.spark.pipelines.progress import Flow, FlowState, PipelineProgress
-from ottla.spark.pipelines.run_record import STALE_SECONDS, load_record, record_run
+from ottla.spark.pipelines.run_record import MAX_RUNS, STALE_SECONDS, load_record, load_runs, record_run
 
 ITEM = '{"type":"record","name":"Item","fields":[{"name":"sku","type":"string"}]}'
 ORDER = '{"type":"record","name":"Order","fields":[{"name":"item","type":"Item"}]}'
@@ -137,7 +141,7 @@ class TestPipelines:
         (tmp_path / ".ottla").mkdir()
         return tmp_path
 
-    def ask(self, project: Path, **query: str) -> Any:
+    def ask(self, project: Path, handle: ApiHandler | None = None, **query: str) -> Any:
         async def run() -> Any:
             runtime = Runtime.real(pool_workers=1)
             config = ConsoleConfig(
@@ -150,8 +154,8 @@ class TestPipelines:
             session = await sessions.find(None)
             assert session is not None
             try:
-                handle = pipelines.describe_pipeline if query else pipelines.list_pipelines
-                return await handle(ApiContext(services, session), ApiRequest("GET", "/", query=query))
+                chosen = handle or (pipelines.describe_pipeline if query else pipelines.list_pipelines)
+                return await chosen(ApiContext(services, session), ApiRequest("GET", "/", query=query))
             finally:
                 await sessions.close()
                 runtime.close()
@@ -192,6 +196,54 @@ class TestPipelines:
         ):
             raise KeyboardInterrupt
         assert self.ask(project)["items"][0]["state"] == "stopped"
+
+    def test_the_last_runs_are_kept_with_what_they_came_to(self, project: Path) -> None:
+        state = project / ".ottla"
+        progress = self.progress()
+        progress.flows["large"].written = 12
+        progress.flows["large"].expectations["positive", ExpectationAction.DROP] = (40, 3)
+        with record_run(progress, state, "orders", mode="once"):
+            left = (state / "progress.json").read_text()
+        (state / "progress.json").write_text(left)  # that of one that was killed right after it
+        with (
+            pytest.raises(OSError, match="disk"),
+            record_run(progress, state, "orders", mode="continuous"),
+        ):
+            raise OSError("the disk is full " + "x" * 5_000)
+        with record_run(PipelineProgress(), state, "orders", mode="repeated"):
+            pass  # again and again, with nothing to do
+        failed, killed, complete = self.ask(project, directory=str(project))["runs"]
+        assert (complete["state"], complete["rows"], complete["rowsOut"], complete["lag"]) == (
+            "completed",
+            40,
+            12,
+            5,
+        )
+        assert (complete["broken"], complete["expectations"]) == (3, {"large: positive": 3})
+        assert (killed["state"], killed["error"]) == ("stopped", "the run was killed: it has left no end")
+        assert (failed["state"], failed["mode"], len(failed["error"])) == ("failed", "continuous", 500)
+        (state / "runs.jsonl").write_text("rubbish\n[]\n{}\n")
+        assert load_runs(state) == []
+        for _ in range(MAX_RUNS):
+            with record_run(progress, state, "orders", mode="once"):
+                pass
+        assert len((state / "runs.jsonl").read_text().splitlines()) == MAX_RUNS
+
+    def test_a_table_is_looked_at(self, project: Path) -> None:
+        table = project / "spark-warehouse" / "orders"
+        (table / "day=1").mkdir(parents=True)
+        for number, name in enumerate(("part-1.parquet", "day=1/part-0.parquet", "_part-2.parquet")):
+            rows = pa.table({"number": list(range(number * 100, number * 100 + 30))})
+            parquet.write_table(rows, table / name)
+            os.utime(table / name, (number, number))
+        asked = {"directory": str(project), "table": "Orders"}
+        found = self.ask(project, handle=pipelines.preview_table, **asked)
+        assert (found["columns"], found["total"], len(found["rows"])) == (["number"], 30, 20)
+        assert found["rows"][0] == ["100"]
+        assert self.ask(project, directory=str(project))["tables"] == ["orders"]
+        for wrong, problem in (({"table": "none"}, "no table none"), ({"directory": "/etc"}, "not given")):
+            with pytest.raises(ConsoleError, match=problem):
+                self.ask(project, handle=pipelines.preview_table, **asked | wrong)
 
     def test_a_killed_run_is_recognized_by_its_age(self, project: Path) -> None:
         state = project / ".ottla"

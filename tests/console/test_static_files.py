@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 import ottla
+from tests.support.rows import for_each
 
 STATIC = Path(ottla.__file__).parent / "console" / "static"
 SCRIPTS = sorted(STATIC.rglob("*.js"))
@@ -21,7 +22,7 @@ def short(path: Path) -> str:
     return path.relative_to(STATIC).as_posix()
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=short)
+@for_each("script", SCRIPTS, ids=short)
 def test_no_script_turns_text_into_markup_or_code(script: Path) -> None:
     markup = (
         r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|createContextualFragment|DOMParser|srcdoc"
@@ -35,7 +36,7 @@ def code_of(script: Path) -> str:
     )
 
 
-@pytest.mark.parametrize("path", FILES, ids=short)
+@for_each("path", FILES, ids=short)
 def test_no_file_names_another_host(path: Path) -> None:
     addresses = set(re.findall(r"https?://[^\s\"'`)]+|url\([^#)]*\)", path.read_text()))
     assert addresses <= {"http://www.w3.org/2000/svg"}
@@ -46,7 +47,7 @@ def test_the_page_has_no_inline_script_or_style() -> None:
     assert not re.findall(r"<script(?![^>]*\bsrc=)[^>]*>|<style|\bstyle=|\son\w+=", page)
 
 
-@pytest.mark.parametrize("script", SCRIPTS, ids=short)
+@for_each("script", SCRIPTS, ids=short)
 def test_imports_name_files_and_exports_that_exist(script: Path) -> None:
     for names, target in re.findall(r"import \{([^}]*)\} from \"([^\"]+)\"", script.read_text()):
         found = (script.parent / target).resolve()

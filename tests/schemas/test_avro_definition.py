@@ -7,6 +7,7 @@ import json
 import pytest
 
 from ottla.schemas.definitions import InvalidSchemaError, ParsedSchema, SchemaType, parse_schema
+from tests.support.rows import for_each
 
 
 def avro(text: object, **references: ParsedSchema) -> ParsedSchema:
@@ -87,7 +88,7 @@ def test_names_of_references_are_not_written_again() -> None:
     )
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "reason"),
     [
         ("", "no JSON"),

@@ -15,6 +15,7 @@ import pytest
 from ottla.schemas.avro_definition import parse_avro
 from ottla.schemas.avro_values import AvroDecoder, AvroEncoder
 from ottla.schemas.errors import WrongData
+from tests.support.rows import for_each
 
 
 def record(*fields: Any, name: str = "R", **more: Any) -> dict[str, Any]:
@@ -64,7 +65,7 @@ CASES: list[tuple[Any, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("schema", "value"), CASES)
+@for_each(("schema", "value"), CASES)
 def test_fastavro_reads_what_is_written_and_the_other_way_round(schema: Any, value: Any) -> None:
     fastavro = pytest.importorskip("fastavro")
     definition = parse_avro(json.dumps(schema))
@@ -77,7 +78,7 @@ def test_fastavro_reads_what_is_written_and_the_other_way_round(schema: Any, val
     assert fastavro.schemaless_reader(io.BytesIO(data), parsed) == value
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("writer", "reader", "value", "found"),
     [
         ("int", "long", 7, 7),

@@ -9,7 +9,7 @@ import pytest
 
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
 from ottla.node.config.node_config import NodeConfig
-from ottla.node.config.schema import TableSchema
+from ottla.node.config.schema import NodeConfigSchema
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.schemas.columns import JSON, LONG, ColumnType
 from ottla.schemas.errors import SchemaError
@@ -104,7 +104,7 @@ def test_types_inside_of_each_other_cannot_make_more_columns_than_are_allowed(ki
 
 @pytest.mark.parametrize("kind", ["avro", "protobuf"])
 def test_a_topic_with_such_a_schema_is_refused(kind: str) -> None:
-    schema = TableSchema(lambda: NodeConfig({}))
+    schema = NodeConfigSchema(lambda: NodeConfig({}))
     topic = ConfigResource(ConfigResourceType.TOPIC, "orders")
     with pytest.raises(KafkaError, match="more than 5000 columns") as refused:
         schema.validate(topic, {"table.schema.type": kind, "table.schema": chain(kind)}, {})

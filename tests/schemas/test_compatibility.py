@@ -9,6 +9,7 @@ import pytest
 
 from ottla.schemas.compatibility import CompatibilityLevel, check_compatibility
 from ottla.schemas.definitions import ParsedSchema, SchemaType, parse_schema
+from tests.support.rows import for_each
 
 BOTH, BACKWARD, FORWARD, NEITHER = (True, True), (True, False), (False, True), (False, False)
 """Whether the new schema reads old data, and whether the old one reads new data."""
@@ -428,8 +429,8 @@ def _parse(kind: SchemaType, text: Any) -> ParsedSchema:
     return parse_schema(kind, json.dumps(text))
 
 
-@pytest.mark.parametrize(("kind", "old", "new", "answers"), ROWS)
-@pytest.mark.parametrize("level", CompatibilityLevel, ids=lambda level: level.value)
+@for_each(("kind", "old", "new", "answers"), ROWS)
+@for_each("level", CompatibilityLevel, ids=lambda level: level.value)
 def test_a_change_is_compatible_as_the_specification_says(
     kind: SchemaType, old: Any, new: Any, answers: tuple[bool, bool], level: CompatibilityLevel
 ) -> None:

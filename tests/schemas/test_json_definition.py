@@ -8,6 +8,7 @@ import pytest
 
 from ottla.schemas.compatibility import CompatibilityLevel, check_compatibility
 from ottla.schemas.definitions import InvalidSchemaError, ParsedSchema, SchemaType, parse_schema
+from tests.support.rows import for_each
 
 
 def schema(text: object, references: dict[str, ParsedSchema] | None = None) -> ParsedSchema:
@@ -75,7 +76,7 @@ def test_messages_have_the_words_and_paths_of_confluents_registry() -> None:
     ]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "reason"),
     [
         ("", "no JSON"),

@@ -8,6 +8,7 @@ import pytest
 
 from ottla.schemas.compatibility import CompatibilityLevel, check_compatibility
 from ottla.schemas.definitions import InvalidSchemaError, ParsedSchema, SchemaType, parse_schema
+from tests.support.rows import for_each
 
 
 def protobuf(text: str, references: dict[str, ParsedSchema] | None = None) -> ParsedSchema:
@@ -164,7 +165,7 @@ def test_types_of_imports_are_known_and_compared() -> None:
     assert "#/M/1" in found[1]
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("text", "reason"),
     [
         ("", "no type definitions"),

@@ -62,9 +62,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests here that use Spark, or the node in a process. Those that start such things themselves
     have marks of their own.
     """
-    here = Path(__file__).parent
+    here = f"{Path(__file__).parent}/"
     for item in items:
-        used = set(getattr(item, "fixturenames", ())) if here in item.path.parents else set()
+        used = set(getattr(item, "fixturenames", ())) if str(item.path).startswith(here) else set()
         if used & {"spark", "standalone"}:
             item.add_marker(pytest.mark.spark)
         if "node_process" in used:

@@ -1,5 +1,5 @@
-"""What `ottla pipeline` does with a project: once as a user runs it, in processes here and on a cluster, and
-for all that is not about a process on the Spark that the tests share.
+"""What `ottla pipeline` does with a project, on the Spark that the tests share. As a user runs it, in
+processes here and on a cluster, is in `test_cluster.py`.
 """
 
 from __future__ import annotations
@@ -10,67 +10,13 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 
 from ottla.client.blocking import Admin, Producer
-from tests.spark.conftest import SparkNode
-from tests.support.spark_pipelines import Pipeline, WarmPipeline, order, traced, values
-from tests.support.spark_standalone import CORES, HOSTS, SHORT_LIVED, StandaloneCluster
+from tests.support.spark_pipelines import Pipeline, WarmPipeline, order
 
 pytestmark = [pytest.mark.slow, pytest.mark.spark, pytest.mark.timeout(900)]
-
-ON_A_CLUSTER = [
-    part
-    for setting in (
-        "spark.driver.host=127.0.0.1",
-        "spark.executor.memory=512m",
-        f"spark.driver.extraJavaOptions={SHORT_LIVED}",
-        f"spark.executor.extraJavaOptions={SHORT_LIVED}",
-        # No task begins before both workers have started their executors.
-        f"spark.cores.max={CORES * len(HOSTS)}",
-        "spark.scheduler.minRegisteredResourcesRatio=1.0",
-        "spark.scheduler.maxRegisteredResourcesWaitingTime=120s",
-    )
-    for part in ("--conf", setting)
-]
-
-
-def executors(cluster: StandaloneCluster, host: str) -> int:
-    """The number of executors that the worker of this host has started so far."""
-    return len(list(cluster.work_of(host).glob("app-*/*/stderr")))
-
-
-def test_a_new_project_goes_on_where_the_last_run_ended_and_on_a_cluster(
-    node: SparkNode, producer: Producer, standalone: StandaloneCluster, tmp_path: Path
-) -> None:
-    assert "cd first && ottla pipeline run" in Pipeline(tmp_path, "").ok("init", "first")
-    pipeline = Pipeline(tmp_path / "first", node.bootstrap_servers)
-    said = pipeline.run()  # nothing is there yet
-    assert "topic first.orders: created with 2 partitions" in said
-    places = [said.index(text) for text in ("starting Spark on ", " is ready, ", "reading the definitions")]
-    assert places == sorted(places)
-    assert "first: run complete, 3 flows, 0 rows read" in said
-    assert " s with the start of Spark" in said
-
-    sent = [b"rubbish", *(order(number, 100 * number) for number in range(100))]
-    for number, value in enumerate(sent):
-        producer.send("first.orders", value, partition=number % 2)
-    assert pipeline.status()["orders"]["lag"] == len(sent)
-    before = {host: executors(standalone, host) for host in HOSTS}
-    said = pipeline.run("--master", standalone.url, *ON_A_CLUSTER)
-    assert f"on {standalone.url} is ready" in said
-    assert f"orders: completed, {len(sent)} rows" in said
-    assert pipeline.status()["orders"]["lag"] == 0
-    assert sorted(row["number"] for row in pipeline.table("orders")) == list(range(1, 100))
-    assert [row["orders"] for row in pipeline.table("turnover")] == [99]
-    large = values(pipeline.bootstrap, "first.large-orders", 50)
-    assert sorted(record["number"] for record in large) == list(range(50, 100))
-    assert all(each["code_version"] for each in traced(pipeline.bootstrap, "first.large-orders"))
-    # Tasks ran in executors of both workers, and not in the driver.
-    for host in HOSTS:
-        assert executors(standalone, host) > before[host]
 
 
 @pytest.mark.exhaustive
@@ -99,7 +45,12 @@ def test_a_table_with_capitals_in_its_name_goes_on(
     ("arguments", "change", "complaint"),
     [
         (("dry-run", "--embedded"), ('"order.number is not', '"order.nunber is not'), ".*nunber"),
-        (("run", "-b"), ("first.orders", "second.orders"), ".*second.orders"),
+        pytest.param(
+            ("run", "-b"),
+            ("first.orders", "second.orders"),
+            ".*second.orders",
+            marks=pytest.mark.exhaustive,
+        ),
     ],
     ids=["a column that does not exist", "a topic that does not exist"],
 )

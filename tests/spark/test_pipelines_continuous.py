@@ -35,7 +35,8 @@ def checked(cents):
 def checked_orders():
     return spark.readStream.table("orders").select("number", checked("cents").alias("cents"))
 """
-# `withWatermark` on a table and on more than a table, `drop`, a join of both sides, a window.
+# `withWatermark` on a table and on more than a table, `drop`, a join of both sides, a window; columns of the
+# frame itself in `withColumn`.
 WINDOWED = """
 from pyspark import pipelines as dp
 from pyspark.sql import SparkSession
@@ -60,6 +61,18 @@ def joined():
 def per_hour():
     orders = spark.readStream.table("orders").withWatermark("arrived", "10 minutes")
     return orders.groupBy(F.window("arrived", "1 hour"), "item").count()
+
+
+@dp.table
+def named():
+    orders = spark.readStream.table("orders")
+    doubled = orders.withColumn("cents", orders.cents * 2).withColumnRenamed("cents", "twice")
+    return doubled.withColumns({"name": F.upper("item"), "day": F.to_date("arrived")})
+
+
+@dp.materialized_view
+def names():
+    return spark.read.table("named").withColumn("one", F.lit(1)).groupBy("name").agg(F.sum("one"))
 """
 FILLED = """
 from pyspark import pipelines as dp
@@ -158,7 +171,12 @@ def test_watermarks_and_dropped_columns_on_tables_of_the_pipeline(
     rows = pipeline.table("joined")
     assert sorted(row["number"] for row in rows) == list(range(10))
     assert set(rows[0]) == {"number", "item", "cents", "arrived", "other"}
+    # Of this run, and not of the one before: Spark knew the tables when the second was defined.
+    assert sorted(row["number"] for row in pipeline.table("named") if row["name"] == "TEA") == list(range(10))
+    assert {row["twice"] for row in pipeline.table("named")} == {200}
+    assert [list(row.values()) for row in pipeline.table("names")] == [["TEA", 10]]
     drawn = pipeline("graph").stdout
+    assert "  └─ names (materialized view)" in drawn
     assert "─ joined (streaming table)" in drawn
     assert "─ per_hour (streaming table)" in drawn
     shown = pipeline("show", "turnover", "--json")

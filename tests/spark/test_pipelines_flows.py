@@ -15,9 +15,10 @@ import pyarrow.parquet
 import pytest
 
 from ottla.cli import pipeline_run
-from ottla.cli.errors import WrongUsage
-from ottla.cli.pipeline_results import check_query, show_table
+from ottla.cli.errors import CliError, WrongUsage
+from ottla.cli.pipeline_results import check_query, show_pipeline, show_table
 from ottla.cli.pipeline_run import show_progress
+from ottla.spark.expectations import dead_letter_column
 from ottla.spark.pipelines import continuous, flow_graph, lazy_plans
 from ottla.spark.pipelines.continuous import (
     MAX_DELAY_SECONDS,
@@ -30,11 +31,12 @@ from ottla.spark.pipelines.flow_graph import FlowKind, FlowNode, load_graph, sav
 from ottla.spark.pipelines.graph_picture import as_dot, as_mermaid, as_svg, as_text
 from ottla.spark.pipelines.progress import FlowState, PipelineProgress, readable_error
 from ottla.spark.pipelines.project import Project, ProjectError
+from ottla.spark.pipelines.run_record import record_run
 from ottla.spark.pipelines.runner import eager_hint
 from ottla.spark.pipelines.spark_flows import FlowNotSupported
 from ottla.spark.pipelines.table_files import read_rows
 
-ORDERS = FlowNode("orders", "orders", (), FlowKind.STREAM, reads_outside=True)
+ORDERS = FlowNode("orders", "orders", (), FlowKind.STREAM, reads_outside=True, dead_letters=("letters",))
 ADA = FlowNode("ada", "ada", ("orders",), FlowKind.TEMPORARY_VIEW)
 LARGE = FlowNode("find_large", "large", ("orders",), FlowKind.STREAM, into_topic=True)
 TURNOVER = FlowNode("turnover", "turnover", ("ada",), FlowKind.VIEW)
@@ -338,6 +340,35 @@ class TestLazyPlans:
         assert lazy.project.input.project.input.WhichOneof("rel_type") == "sql"
         assert lazy_plans.eager_reads(lazy) == []
 
+    def test_columns_are_added_once_all_is_defined(self) -> None:
+        columns = self.over(self.table(), "with_columns")
+        renamed = self.over(columns, "with_columns_renamed", plan_id=3)
+        lazy = lazy_plans.make_lazy(renamed)
+        waiting = lazy.with_columns_renamed.input.filter
+        assert waiting.condition.expression_string.expression == f"session.{lazy_plans.DEFINED}"
+        assert waiting.input.common.plan_id == 2
+        assert waiting.input.with_columns.input.filter.input == self.table()
+        assert lazy_plans.eager_reads(lazy) == []
+
+    def test_the_topics_of_dead_letters_are_found(self) -> None:
+        plan = self.over(self.table(), "project")
+        letter = plan.project.expressions.add().alias
+        letter.name.append(dead_letter_column("is an order"))
+        topic = letter.expr.unresolved_function.arguments.add().unresolved_function.arguments.add().alias
+        topic.name.append("topic")
+        topic.expr.literal.string = "shop.dead-letters"
+        other = plan.project.expressions.add().alias  # the topic of a row
+        other.name.append("topic")
+        other.expr.literal.string = "shop.orders"
+        assert lazy_plans.dead_letter_topics(plan) == {"shop.dead-letters"}
+
+    def test_tables_are_found_in_sql(self) -> None:
+        query = type(self.table())()
+        query.sql.query = "SELECT * FROM STREAM(db.orders) o JOIN `items` USING (item)"
+        (found,) = lazy_plans.eager_reads(self.over(query, "corr"))
+        assert found.tables == {"orders", "items"}
+        assert lazy_plans.eager_reads(self.over(query, "sample")) == []
+
     def test_other_plans_stay_as_they_are(self) -> None:
         source = self.table()
         source.read.data_source.format = "ottla"
@@ -429,6 +460,34 @@ class TestRows:
         assert "2 of 4 rows" in said.err
         show_table(project, "default.orders", 9, as_json=False)
         assert capsys.readouterr().out.splitlines()[0].split() == ["NUMBER", "RAW"]
+
+    def test_the_flows_and_the_last_runs_are_shown(
+        self, project: Project, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        with pytest.raises(CliError, match="no run has begun yet"):
+            show_pipeline(project, 20, as_json=False)
+        project.state.mkdir()
+        save_graph(ALL, project.state)
+        progress = PipelineProgress()
+        report = {"name": "find_large", "numInputRows": 5, "sink": {"numOutputRows": 2}}
+        progress.on_query_progress(json.dumps(report))
+        progress.on_message("Flow 'find_large' has COMPLETED.")
+        with record_run(progress, project.state, "shop", mode="once"):
+            pass
+        with pytest.raises(OSError, match="full"), record_run(progress, project.state, "shop", mode="once"):
+            raise OSError("the disk is full")
+        show_pipeline(project, 20, as_json=False)
+        shown = capsys.readouterr()
+        assert shown.err.startswith("shop: failed, once, ")
+        flow, _, _, newest, oldest = [line.split() for line in shown.out.splitlines()[1:]]
+        assert flow[:5] == ["find_large", "large", "completed", "5", "2"]
+        assert "failed" in newest
+        assert newest[-4:] == ["the", "disk", "is", "full"]
+        assert "completed" in oldest
+        show_pipeline(project, 1, as_json=True)
+        document = json.loads(capsys.readouterr().out)
+        assert [run["state"] for run in document["runs"]] == ["failed"]
+        assert document["flows"][0]["rowsOut"] == 2
 
     def test_a_table_that_does_not_exist_is_reported_with_those_that_do(self, project: Project) -> None:
         with pytest.raises(ProjectError, match="there is no table ordres; there are orders"):

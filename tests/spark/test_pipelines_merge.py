@@ -20,6 +20,7 @@ from ottla.spark import debezium
 from ottla.spark.merge.definitions import InvalidMerge, merge_sink
 from ottla.spark.merge.options import MergeOptions
 from ottla.spark.merge.writer import merge_writer
+from ottla.tables.keyed_table import History
 from tests.support.spark_pipelines import Pipeline, Run, WarmPipeline
 
 MENDED = '"id long, name string, at timestamp").selectExpr("* except (name)", "upper(name) as name")'
@@ -156,12 +157,18 @@ def test_a_flow_of_changes_becomes_a_sink(tmp_path: Path) -> None:
     options = MergeOptions.from_spark({name.lower(): value for name, value in sink.options.items()})
     assert options == MergeOptions("customers", str(tmp_path), ("id",), without=("change_op", "at"))
     assert [name for name in ("ID", "name", "At", "change_op") if options.selects(name)] == ["ID", "name"]
+    flow = cdc_flow(stored_as_scd_type="2", track_history_except_column_list=["at"])
+    sink = merge_sink(flow, streaming_table(), tmp_path)
+    options = MergeOptions.from_spark({name.lower(): value for name, value in sink.options.items()})
+    assert options.history == History(untracked=("at",))
 
 
 @pytest.mark.parametrize(
     ("flow", "table", "problem"),
     [
-        ({"stored_as_scd_type": 2}, {}, "stored_as_scd_type=2: here a table has the latest row"),
+        ({"stored_as_scd_type": 3}, {}, "stored_as_scd_type=3: a table has the latest row"),
+        ({"track_history_column_list": ["name"]}, {}, "tracked with stored_as_scd_type=2 only"),
+        ({"keys": ["__END_AT"]}, {}, "__END_AT is a column of the table itself"),
         ({"target": "shop.customers"}, {}, "no database in its name"),
         ({"keys": ["upper(id)"]}, {}, "keys: names of columns are expected"),
         ({"keys": ["_deleted"]}, {}, "_deleted is a column of the table itself"),
@@ -180,11 +187,14 @@ def test_what_a_table_that_merges_is_not(
     [
         ({"name": StringType()}, "there is no column id, which is a key"),
         ({"_sequence": StructType([])}, "by which changes cannot be ordered"),
+        ({"__end_at": LongType()}, "__end_at is a column of the history itself"),
+        ({"missed": LongType()}, "there is no column name to be tracked"),
         ({"_deleted": StringType()}, "apply_as_deletes is string, and not true or false"),
     ],
 )
 def test_changes_that_cannot_be_merged(columns: dict[str, DataType], problem: str, tmp_path: Path) -> None:
-    options = MergeOptions("customers", str(tmp_path), ("id",)).to_spark()
+    history = None if "_deleted" in columns else History(tracked=("name",))
+    options = MergeOptions("customers", str(tmp_path), ("id",), history=history).to_spark()
     key: dict[str, DataType] = {} if "name" in columns else {"id": LongType()}
     given = {**key, "_sequence": LongType(), "_deleted": BooleanType(), **columns}
     schema = StructType([StructField(name, kind) for name, kind in given.items()])
@@ -308,6 +318,16 @@ dp.create_auto_cdc_flow(
     apply_as_deletes="name is null",
     column_list=["name"],
 )
+dp.create_streaming_table("names")
+dp.create_auto_cdc_flow(
+    target="names",
+    source="changes",
+    keys=["id"],
+    sequence_by="offset",
+    apply_as_deletes="name is null",
+    column_list=["name"],
+    stored_as_scd_type=2,
+)
 """
 
 
@@ -332,4 +352,11 @@ def test_changes_that_a_table_keeps_are_merged_in_the_run_that_reads_them(
         ended = pipeline("show", "customers", "--json")
         rows = [json.loads(line) for line in ended.stdout.splitlines()]
         assert {row["id"]: row["name"] for row in rows} == expected
-    assert "└─ customers (sink)" in pipeline("graph").stdout
+    drawn = pipeline("graph").stdout
+    assert {"├─ customers (sink)", "└─ names (sink)"} <= set(drawn.splitlines())
+    query = "SELECT id, name, __START_AT AS since, __END_AT AS until FROM names ORDER BY since"
+    answer = pipeline("sql", query, "--json")
+    assert [list(json.loads(line).values()) for line in answer.stdout.splitlines()] == [
+        ["1", "ada", 0, 2],
+        ["2", "bob", 1, None],
+    ]

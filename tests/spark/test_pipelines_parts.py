@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import doctest
 import errno
+import io
 import json
 import os
 import re
@@ -22,7 +23,8 @@ import pytest
 
 from ottla.cli.app import run as run_command
 from ottla.cli.pipeline_results import query_error
-from ottla.cli.pipeline_run import show_progress
+from ottla.cli.pipeline_run import show_progress, show_start
+from ottla.cli.pipeline_summary import summarized_run
 from ottla.spark import cache, java, lag
 from ottla.spark.java import NoJava, find_java
 from ottla.spark.pipelines import progress as progress_module
@@ -41,6 +43,7 @@ from ottla.spark.pipelines.tables import PipelineTables, has_own_catalog, local_
 from ottla.spark.pipelines.template import write_project
 from ottla.spark.session import prepare_environment, settings_for, socket_settings
 from tests.support.command_line import CommandLine
+from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize("module", [java, lag, progress_module, runner], ids=lambda m: m.__name__)
@@ -950,6 +953,21 @@ class TestCommandsWithoutSpark:
         assert said[0] == "starting Spark on local[1]"
         assert said[1].startswith("ottla: ")
 
+    def test_a_terminal_shows_what_the_start_waits_for(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Terminal(io.StringIO):
+            def isatty(self) -> bool:
+                return True
+
+        monkeypatch.setenv("TERM", "xterm")
+        monkeypatch.setattr("sys.stderr", terminal := Terminal())
+        with show_start("local[1]") as on_step:
+            on_step("Java")
+            wait_until(lambda: "local[1], waiting for Java, " in terminal.getvalue())
+        monkeypatch.setattr("sys.stderr", plain := io.StringIO())
+        with show_start("local[1]") as on_step:
+            on_step("Java")
+        assert plain.getvalue() == "starting Spark on local[1]\n"
+
     def test_a_query_of_an_unknown_table_names_those_that_are_there(self) -> None:
         text = "[TABLE_OR_VIEW_NOT_FOUND] The table or view `a`.`ordres` cannot be found. Verify the spelling"
         assert query_error(text, ["turnover", "orders"]) == (
@@ -1009,6 +1027,21 @@ class TestCommandsWithoutSpark:
 
 
 class TestProgress:
+    def test_a_summary_counts_all_runs_of_a_command(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """Also those after which queries stay open: with `--continuous` they are most of it."""
+        with summarized_run(as_json=True) as summary:
+            for rows, state in ((5, "COMPLETED"), (7, "RUNNING")):
+                progress = PipelineProgress()
+                summary.begin(progress)
+                progress.on_query_progress(json.dumps({"name": "orders", "numInputRows": rows}))
+                progress.on_message(f"Flow 'spark_catalog.default.orders' has {state}.")
+                progress.on_message("Flow 'spark_catalog.default.turnover' has COMPLETED.")
+        said = json.loads(capsys.readouterr().out)
+        assert (said["rows"], said["outcome"]) == (12, "completed")
+        orders, turnover = said["flows"]
+        assert (orders["rows"], orders["batches"], orders["state"]) == (12, 2, "running")
+        assert (turnover["rows"], turnover["state"]) == (None, "completed")
+
     def test_states_are_read_from_messages(self) -> None:
         progress = PipelineProgress()
         for text in (

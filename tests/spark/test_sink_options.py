@@ -7,6 +7,7 @@ import pickle
 import pytest
 
 from ottla.spark.sink.options import DeliveryGuarantee, SinkOptions, TwoPhaseCommitMode, sink_options
+from tests.support.rows import for_each
 
 BROKERS = {"kafka.bootstrap.servers": "here:9092"}
 
@@ -86,7 +87,7 @@ def test_a_security_setting_that_is_not_known_is_refused(name: str, value: str) 
     assert "secret" not in str(raised.value)
 
 
-@pytest.mark.parametrize(("options", "message"), WRONG, ids=[message for _, message in WRONG])
+@for_each(("options", "message"), WRONG, ids=[message for _, message in WRONG])
 def test_a_mistake_is_reported_before_anything_is_written(options: dict[str, str], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         sink_options({**BROKERS, **options})

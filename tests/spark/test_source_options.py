@@ -38,6 +38,7 @@ from ottla.spark.source.options import (
     source_options,
 )
 from ottla.spark.source.stream_reader import stream_reader
+from tests.support.rows import for_each
 
 BASE = {"kafka.bootstrap.servers": "localhost:9092", "subscribe": "orders"}
 
@@ -144,7 +145,7 @@ WRONG = [
 ]
 
 
-@pytest.mark.parametrize(("options", "message"), WRONG, ids=[json.dumps(options) for options, _ in WRONG])
+@for_each(("options", "message"), WRONG, ids=[json.dumps(options) for options, _ in WRONG])
 def test_a_mistake_is_named(options: dict[str, str], message: str) -> None:
     from ottla.client.settings import parse_addresses
 

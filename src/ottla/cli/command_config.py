@@ -7,6 +7,8 @@ producers or consumers know is left out.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Final
 
@@ -18,8 +20,18 @@ NAME: Final = "--command-config"
 _path: ContextVar[str | None] = ContextVar("command_config", default=None)
 
 
+@contextmanager
+def for_one_command(path: str | None) -> Iterator[None]:
+    """Have the clients of this command, and of no later one in this process, take their settings from a file."""
+    token = _path.set(path)
+    try:
+        yield
+    finally:
+        _path.reset(token)
+
+
 def use(path: str | None) -> None:
-    """Have the clients of this command take their settings from a file."""
+    """Replace the file for the rest of this command."""
     _path.set(path)
 
 

@@ -108,8 +108,10 @@ def make_command(function: Callable[..., None], name: str, help: str | None = No
     lists = {p.name: _is_optional(hints[p.name]) for p in parameters.values() if _is_list(hints[p.name])}
 
     def call(**values: Any) -> None:
-        if connects:
-            command_config.use(values.pop("command_config"))
+        with command_config.for_one_command(values.pop("command_config") if connects else None):
+            run(values)
+
+    def run(values: dict[str, Any]) -> None:
         for each, optional in lists.items():
             values[each] = None if optional and not values[each] else list(values[each] or ())
         for each, bundle in bundles.items():

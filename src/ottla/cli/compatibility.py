@@ -18,13 +18,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from ottla.node.api.routes import ROUTES
+from ottla.node.config.definitions.group import CLIENT_METRICS, GROUP
+from ottla.node.config.definitions.topic import TOPIC
 from ottla.node.config.node_config import BROKER, broker_synonyms
-from ottla.node.config.tables.group import CLIENT_METRICS, GROUP
-from ottla.node.config.tables.topic import TOPIC
 from ottla.protocol.api import API, API_BY_NAME, Api, ListenerType
 
 if TYPE_CHECKING:
-    from ottla.node.config.tables.config_def import ConfigKey
+    from ottla.node.config.definitions.config_def import ConfigKey
 
 ROOT: Final = Path(__file__).parents[1]
 # Modules of `node/config` that read settings; the others there declare, check or describe them.
@@ -53,6 +53,7 @@ _REFUSED: Final = frozenset(
     )
 )
 
+_OWN_REQUESTS: Final = "[decision 86](decisions/0086-own-requests.md)"
 _HEAD: Final = """\
 # Compatibility
 
@@ -106,9 +107,10 @@ def page() -> str:
 
 
 def _apis() -> Iterator[str]:
-    served = [API[key] for key in sorted(ROUTES)]
-    missing = [api for key, api in sorted(API.items()) if key not in ROUTES]
-    yield f"## APIs\n\n{len(served)} of {len(API)} APIs are served, in all versions that Kafka 4.4 has.\n"
+    kafkas = [api for _, api in sorted(API.items()) if api.is_of_kafka]
+    served = [api for api in kafkas if api.key in ROUTES]
+    missing = [api for api in kafkas if api.key not in ROUTES]
+    yield f"## APIs\n\n{len(served)} of {len(kafkas)} APIs are served, in all versions that Kafka 4.4 has.\n"
     yield "| key | API | versions | listeners |"
     yield "|---:|---|---|---|"
     for api in served:
@@ -119,6 +121,12 @@ def _apis() -> Iterator[str]:
         yield "|---:|---|---|---|"
     for api in missing:
         yield f"| {api.key} | {api.name} | {_versions(api)} | {_listeners(api)} |"
+    yield f"\nNot of Kafka, and announced to Ottla's own clients only ({_OWN_REQUESTS}):\n"
+    yield "| key | API | versions | listeners |"
+    yield "|---:|---|---|---|"
+    for api in API.values():
+        if not api.is_of_kafka:
+            yield f"| {api.key} | {api.name} | {_versions(api)} | {_listeners(api)} |"
     yield ""
 
 

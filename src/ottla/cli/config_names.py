@@ -29,7 +29,7 @@ async def describe_configs(
     if unlisted := [each for each in named if each not in configs]:
         if kind is ResourceType.TOPIC:
             # One of them may be what the user meant.
-            from ottla.node.config.tables.topic import OWN_TOPIC_SETTINGS
+            from ottla.node.config.definitions.topic import OWN_TOPIC_SETTINGS
 
             unlisted += OWN_TOPIC_SETTINGS
         configs.update(await admin.configs.describe(kind, name, keys=unlisted, documentation=documentation))

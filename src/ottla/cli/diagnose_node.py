@@ -29,8 +29,8 @@ _SOON_DAYS: Final = 30
 
 def check_settings(settings: Mapping[str, str], source: str) -> tuple[NodeConfig | None, list[Diagnosis]]:
     """The configuration that the settings make, if they make one, and what is wrong with them."""
+    from ottla.node.config.definitions.config_def import ConfigError
     from ottla.node.config.node_config import NodeConfig, unknown_names
-    from ottla.node.config.tables.config_def import ConfigError
 
     found = [
         doubtful(source, line, "correct the name, or remove the line") for line in unknown_names(settings)

@@ -366,18 +366,29 @@ def _create_topics(bootstrap: str, wanted: str) -> None:
 
 @command(app, "show")
 def show(
-    table: Annotated[str, Argument(metavar="TABLE", help="A table of the project: NAME or DATABASE.NAME.")],
+    table: Annotated[
+        str | None,
+        Argument(
+            metavar="[TABLE]", help="A table of the project: NAME or DATABASE.NAME. Default: all of it."
+        ),
+    ] = None,
     project: ProjectPath = ".",
-    limit: Annotated[int, Option("--limit", "-n", metavar="N", min=1, help="How many rows.")] = 20,
+    limit: Annotated[int, Option("--limit", "-n", metavar="N", min=1, help="How many rows, or runs.")] = 20,
     environment: Environment = None,
     as_json: Json = False,
 ) -> None:
-    """Show rows of a table, as the last complete result has them. Spark is not started."""
-    from ottla.cli.pipeline_results import show_table
+    """Show rows of a table, as the last complete result has them; or without one the flows, with their state,
+    and how the last runs have ended. Spark is not started.
+    """
+    from ottla.cli.pipeline_results import show_pipeline, show_table
     from ottla.spark.pipelines.project import ProjectError
 
+    found = project_of(project, environment)
     try:
-        show_table(project_of(project, environment), table, limit, as_json=as_json)
+        if table is None:
+            show_pipeline(found, limit, as_json=as_json)
+        else:
+            show_table(found, table, limit, as_json=as_json)
     except ProjectError as error:
         raise CliError(str(error)) from None
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
@@ -18,16 +19,18 @@ from typing import IO, Any, Final
 
 from ottla.cli.errors import CliError, WrongUsage
 from ottla.cli.formats import readable
-from ottla.cli.output import Cell, note, print_json_line, print_table
+from ottla.cli.output import Cell, note, print_json, print_json_line, print_line, print_table, time_text
 from ottla.spark.merge.options import data_files, merged_names, merged_table
 from ottla.spark.pipelines.flow_graph import load_graph
 from ottla.spark.pipelines.graph_picture import as_dot, as_mermaid, as_svg, as_text
 from ottla.spark.pipelines.progress import readable_error
 from ottla.spark.pipelines.project import Project, spark_location
+from ottla.spark.pipelines.run_record import load_record, load_runs
 from ottla.spark.pipelines.table_files import format_of, list_tables, read_rows
 from ottla.tables.errors import TableError
 from ottla.tables.keyed_table import DELETED, SPECIAL
 
+_MAX_ERROR: Final = 100
 NO_TABLES: Final = "there are no tables yet: no run has completed; start one with `ottla pipeline run`"
 _WAREHOUSE: Final = "spark.sql.warehouse.dir"
 _NO_TABLE: Final = re.compile(r"\[TABLE_OR_VIEW_NOT_FOUND\] The table or view (\S+) cannot be found")
@@ -49,6 +52,56 @@ def show_table(project: Project, table: str, limit: int, *, as_json: bool) -> No
     print_rows(found.columns, found.rows, as_json=as_json)
     if found.total > len(found.rows):
         note(f"{len(found.rows)} of {found.total:,} rows; --limit shows more")
+
+
+def show_pipeline(project: Project, limit: int, *, as_json: bool) -> None:
+    """Print the flows of the run that is or was the last one, and how the last runs have ended."""
+    last = load_record(project.state, time.time_ns() // 1_000_000)
+    runs = load_runs(project.state, limit)
+    if last is None:
+        raise CliError("no run has begun yet; start one with `ottla pipeline run`")
+    if as_json:
+        print_json({**last, "runs": runs})
+        return
+    took = (last["updatedMs"] - last["startedMs"]) / 1000
+    note(
+        f"{project.name}: {last['state']}, {last['mode']}, {took:.1f} s until {time_text(last['updatedMs'])}"
+    )
+    nodes = {node.name: node for node in load_graph(project.state) or []}
+    print_table(
+        ["flow", "into", "state", "rows read", "written", "lag", "broke a rule", "error"],
+        [
+            (
+                flow["name"],
+                nodes[flow["name"]].target if flow["name"] in nodes else None,
+                flow["state"],
+                flow["rows"],
+                flow.get("rowsOut"),
+                flow["lag"],
+                sum(rule["failed"] for rule in flow["expectations"]) if flow["expectations"] else None,
+                (flow["error"] or "").partition("\n")[0][:_MAX_ERROR],
+            )
+            for flow in last["flows"]
+        ],
+    )
+    if runs:
+        print_line("")
+        print_table(
+            ["run", "took", "outcome", "rows read", "to sinks", "lag", "broke a rule", "error"],
+            [
+                (
+                    time_text(run["startedMs"]),
+                    f"{(run['endedMs'] - run['startedMs']) / 1000:.1f} s",
+                    run["state"],
+                    run["rows"],
+                    run["rowsOut"],
+                    run["lag"],
+                    run["broken"],
+                    (run["error"] or "").partition("\n")[0][:_MAX_ERROR],
+                )
+                for run in runs
+            ],
+        )
 
 
 def print_rows(columns: Sequence[str], rows: Iterable[Mapping[str, Any]], *, as_json: bool) -> None:
@@ -99,7 +152,7 @@ def run_query(
     log: IO[str] | None,
 ) -> None:
     """Run a query over the tables of the project, and print its rows."""
-    from ottla.spark.session import connect_session
+    from ottla.cli.pipeline_run import started_session
 
     tables = list_tables(project.warehouse)
     try:
@@ -108,10 +161,9 @@ def run_query(
         raise CliError(str(error)) from None
     if not (tables or merged):
         raise CliError(NO_TABLES)
-    note(f"starting Spark on {master}")
     with (
         TemporaryDirectory(prefix="ottla-sql-") as own,
-        connect_session(
+        started_session(
             master, name=f"{project.name}: sql", conf={_WAREHOUSE: own, **conf}, log=log, short=True
         ) as (spark, _),
     ):

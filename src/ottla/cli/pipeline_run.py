@@ -77,8 +77,8 @@ from ottla.spark.pipelines.tables import (
     next_checkpoints,
 )
 from ottla.spark.session import SparkEnded, connect_session
-from ottla.spark.sink.columns import check_schema
 from ottla.spark.sink.lineage import CODE_VERSION
+from ottla.spark.sink.written_columns import check_schema
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -140,8 +140,7 @@ def _run_all(request: PipelineRequest, log: IO[str] | None) -> None:
     once = request.runs == 1
     os.environ.setdefault(CODE_VERSION, code_version(project))  # the sink keeps it with each batch
     locks = [] if request.lock is None else request.lock.files
-    note(f"starting Spark on {request.master}")
-    with connect_session(
+    with started_session(
         request.master, name=project.name, conf=settings, log=log, short=once, keep_open=locks
     ) as (spark, context):
         note(f"Spark {context.version} on {request.master} is ready, {monotonic() - began:.1f} s")
@@ -173,6 +172,42 @@ def _run_all(request: PipelineRequest, log: IO[str] | None) -> None:
                 sleep(request.interval_s)
             session.run(request.selection if number == 1 else Selection(), number=number)
             number += 1
+
+
+@contextmanager
+def started_session(master: str, **options: Any) -> Iterator[tuple[Any, Any]]:
+    """`connect_session`, which says what it waits for."""
+    with contextlib.ExitStack() as stack:
+        with show_start(master) as on_step:
+            session = stack.enter_context(connect_session(master, on_step=on_step, **options))
+        yield session
+
+
+@contextmanager
+def show_start(master: str) -> Iterator[Callable[[str], None]]:
+    """Show that Spark starts: on a terminal for how long, and what for; the block calls with that."""
+    text, began = f"starting Spark on {master}", monotonic()
+    if not sys.stderr.isatty():
+        note(text)
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
+    waits_for = [""]
+
+    def shown() -> Text:
+        what = f", waiting for {waits_for[-1]}" if waits_for[-1] else ""
+        return Text(printable(f"{text}{what}, {monotonic() - began:.0f} s"))
+
+    with Live(
+        get_renderable=shown,
+        console=Console(stderr=True),
+        refresh_per_second=_REFRESHES_PER_SECOND,
+        transient=True,
+    ):
+        yield waits_for.append
 
 
 def _read_again(
@@ -222,7 +257,7 @@ class _Session:
         self._flows = None
         progress = self._progress = PipelineProgress()
         if request.summary is not None:
-            request.summary.progress = progress
+            request.summary.begin(progress)
         if tables is not None:
             tables.begin_run(self._spark, selection)
         try:
@@ -309,7 +344,12 @@ class _Session:
             return  # it is not all of them
         try:
             self._flows = SparkFlows(self._spark, self._context, graph, dry=self._request.dry)
-            save_graph(self._flows.nodes(), self._request.state)
+            letters = self._definitions.dead_letters
+            nodes = [
+                replace(node, dead_letters=tuple(sorted(letters.get(node.name, ()))))
+                for node in self._flows.nodes()
+            ]
+            save_graph(nodes, self._request.state)
             if self._request.dry:
                 check_sink_columns(self._flows, self._definitions)
         except FlowNotSupported as error:
@@ -348,6 +388,8 @@ class _Session:
         if _RETRIES not in self._request.configuration:
             self._spark.conf.set(_RETRIES, "0")  # of views; the supervision starts them again
         progress = PipelineProgress()
+        if self._request.summary is not None:
+            self._request.summary.begin(progress)
         done = {name for name, flow in self._progress.flows.items() if flow.state is FlowState.COMPLETED}
         nodes = flows.nodes()
         supervised = ContinuousFlows(

@@ -27,8 +27,20 @@ class RunSummary:
 
     pipeline: str | None = None
     environment: str | None = None
-    progress: PipelineProgress | None = None
-    """That of the last run, where there were several."""
+    _ended: PipelineProgress | None = None
+    _current: PipelineProgress | None = None
+
+    def begin(self, progress: PipelineProgress) -> None:
+        """A run begins, or the queries of a continuous one; what came before counts as well."""
+        self._ended = self.progress
+        self._current = progress
+
+    @property
+    def progress(self) -> PipelineProgress | None:
+        """That of all runs of the command together."""
+        if self._ended is None or self._current is None:
+            return self._current
+        return self._current.after(self._ended)
 
 
 @contextmanager

@@ -269,10 +269,13 @@ def _check(client: RegistryClient, subject: str, body: dict[str, Any], *, as_jso
     messages = found.get("messages") or []
     if as_json:
         print_json(found)
-    if not found["is_compatible"]:
-        raise CliError(f"{subject} does not take this schema" + "".join(f"\n  {each}" for each in messages))
-    if not as_json:
+    elif found["is_compatible"]:
         print_line(f"{subject} takes this schema")
+    else:
+        for each in messages:
+            print_line(str(each))
+    if not found["is_compatible"]:
+        raise CliError(f"{subject} does not take this schema")
 
 
 @command(app, "delete")

@@ -1,4 +1,4 @@
-"""`ottla share-groups`: show share groups and where they are, reset or delete their offsets."""
+"""`ottla share-groups`: show share groups, where they are and what they have in delivery, and change that."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from ottla.cli.commands import Argument, Option, command, group
-from ottla.cli.errors import CliError
+from ottla.cli.errors import CliError, WrongUsage
 from ottla.cli.groups import (
     Execute,
     Group,
@@ -36,11 +36,13 @@ from ottla.cli.options import (
     COMMON,
     Common,
     Yes,
+    known_values,
 )
 from ottla.cli.output import note, print_json, print_line, print_pairs, print_table
 from ottla.cli.session import confirm, with_admin
 
 if TYPE_CHECKING:
+    from ottla.cli.share_records import RecordChoice
     from ottla.client.admin import Admin
     from ottla.client.admin.groups import DeliveredRange, GroupInfo
     from ottla.protocol.errors import KafkaError
@@ -318,6 +320,188 @@ def redrive_dead_letters(
         )
     if not done.sent:
         note("no dead letter was sent")
+
+
+RecordsOf = Annotated[
+    str | None, Option("--topic", "-t", metavar="TOPIC", help="Only records of this topic.")
+]
+RecordsIn = Annotated[
+    int | None, Option("--partition", "-p", metavar="N", min=0, help="Only records of this partition.")
+]
+Offsets = Annotated[
+    str | None,
+    Option("--offsets", metavar="FIRST[-LAST]", help="Only these; with --topic and --partition."),
+]
+InState = Annotated[
+    list[str] | None,
+    Option("--state", metavar="STATE", help="Only records that are held, waiting, available or dead."),
+]
+HeldBy = Annotated[str | None, Option("--member", metavar="ID", help="Only records that this member holds.")]
+OlderThan = Annotated[
+    float,
+    Option("--older-than", metavar="SECONDS", min=0, help="Only records that are held or wait so long."),
+]
+
+
+def _choice(
+    topic: str | None,
+    partition: int | None,
+    offsets: str | None,
+    states: list[str] | None,
+    member: str | None,
+    older_than: float,
+) -> RecordChoice:
+    from ottla.cli.share_records import STATES, RecordChoice
+
+    if partition is not None and topic is None:
+        raise WrongUsage("--partition: name its --topic too")
+    wanted: tuple[int, int] | None = None
+    if offsets is not None:
+        first, dash, last = offsets.partition("-")
+        if partition is None:
+            raise WrongUsage("--offsets: name their --topic and --partition too")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or int(last or first) < int(first):
+            raise WrongUsage(f"--offsets {offsets}: expected FIRST or FIRST-LAST")
+        wanted = int(first), int(last or first)
+    chosen = tuple(known_values("--state", states, STATES))
+    return RecordChoice(topic, partition, wanted, chosen, member, int(older_than * 1000))
+
+
+@command(app, "records")
+def records(
+    name: Group,
+    topic: RecordsOf = None,
+    partition: RecordsIn = None,
+    offsets: Offsets = None,
+    states: InState = None,
+    member: HeldBy = None,
+    older_than: OlderThan = 0,
+    most: Annotated[int, Option("--max", metavar="N", min=0, help="Show the first N ranges.")] = 100,
+    common: Common = COMMON,
+) -> None:
+    """List the records that a share group has in delivery: who holds them, how long, and what waits.
+
+    "held" is with a member for AGE, and its lock ends in LEFT; "waiting" is for a retry; "available" was
+    delivered before and goes to the next member that polls; "dead" is to be written to the dead-letter topic.
+    """
+    from ottla.cli.share_records import InDelivery, list_records, rows_of
+
+    choice = _choice(topic, partition, offsets, states, member, older_than)
+
+    async def work(admin: Admin) -> InDelivery:
+        await group_or_fail(admin, name, SHARE)
+        return await list_records(admin, name, choice, most)
+
+    found = with_admin(common, work)
+    rows = rows_of(found.shown)
+    if common.as_json:
+        problems = [{**at._asdict(), "problem": text} for at, text in found.problems.items()]
+        print_json({"group": name, "counts": found.counts, "records": rows, "dead_letter_problems": problems})
+        return
+    if rows:
+        titles = [
+            "topic",
+            "partition",
+            "first",
+            "last",
+            "records",
+            "state",
+            "deliveries",
+            "age (s)",
+            "left (s)",
+        ]
+        print_table([*titles, "member"], [tuple(row.values()) for row in rows])
+    total = sum(found.counts.values())
+    parts = ", ".join(f"{count} {state}" for state, count in found.counts.items() if count)
+    note(f"{total} records in delivery" + (f": {parts}" if parts else ""))
+    for at, text in found.problems.items():
+        note(f"{at}: dead letters wait: {text}")
+
+
+def _alter(name: str, choice: RecordChoice, action: str, common: Common, *, yes: bool) -> None:
+    from ottla.cli.share_records import alter_records
+    from ottla.client.admin.groups import ShareRecordsAction
+
+    verb = ShareRecordsAction[action.upper()]
+    confirm(f"{action.capitalize()} records that share group {name} has in delivery?", yes=yes)
+
+    async def work(admin: Admin) -> dict[TopicPartition, int | KafkaError]:
+        await group_or_fail(admin, name, SHARE)
+        return await alter_records(admin, name, choice, verb)
+
+    from ottla.protocol.errors import KafkaError
+
+    done = with_admin(common, work)
+    errors = {at: result for at, result in done.items() if isinstance(result, KafkaError)}
+    counts = {at: result for at, result in done.items() if isinstance(result, int) and result}
+    participle = {"release": "released", "reject": "rejected", "skip": "skipped"}[action]
+    if common.as_json:
+        print_json(
+            {
+                "group": name,
+                participle: [{**at._asdict(), "records": count} for at, count in sorted(counts.items())],
+                "errors": [{**at._asdict(), "error": each.message} for at, each in sorted(errors.items())],
+            }
+        )
+    else:
+        for at, count in sorted(counts.items()):
+            print_line(f"{at}: {count} {participle}")
+        if not counts:
+            note(f"no record was {participle}")
+    if errors:
+        raise CliError("; ".join(each.message for each in errors.values()))
+
+
+@command(app, "release")
+def release(
+    name: Group,
+    topic: RecordsOf = None,
+    partition: RecordsIn = None,
+    offsets: Offsets = None,
+    states: InState = None,
+    member: HeldBy = None,
+    older_than: OlderThan = 0,
+    yes: Yes = False,
+    common: Common = COMMON,
+) -> None:
+    """Make records in delivery available now: what members hold, and what waits for a retry.
+
+    A member from which a record is taken cannot acknowledge it any more. One that was delivered as often as
+    the group allows is not available again, but dead.
+    """
+    _alter(name, _choice(topic, partition, offsets, states, member, older_than), "release", common, yes=yes)
+
+
+@command(app, "reject")
+def reject(
+    name: Group,
+    topic: RecordsOf = None,
+    partition: RecordsIn = None,
+    offsets: Offsets = None,
+    states: InState = None,
+    member: HeldBy = None,
+    older_than: OlderThan = 0,
+    yes: Yes = False,
+    common: Common = COMMON,
+) -> None:
+    """Reject records in delivery, held or not: they become dead letters, if the group has them."""
+    _alter(name, _choice(topic, partition, offsets, states, member, older_than), "reject", common, yes=yes)
+
+
+@command(app, "skip")
+def skip(
+    name: Group,
+    topic: RecordsOf = None,
+    partition: RecordsIn = None,
+    offsets: Offsets = None,
+    states: InState = None,
+    member: HeldBy = None,
+    older_than: OlderThan = 0,
+    yes: Yes = False,
+    common: Common = COMMON,
+) -> None:
+    """Have records in delivery not delivered again, held or not, and without a dead letter."""
+    _alter(name, _choice(topic, partition, offsets, states, member, older_than), "skip", common, yes=yes)
 
 
 @command(app, "reset-offsets")

@@ -17,7 +17,7 @@ from ottla.cli.errors import CliError, WrongUsage, did_you_mean
 from ottla.cli.options import Json
 from ottla.cli.output import note, print_json, print_table
 from ottla.sim.cluster.coverage import PairCoverage
-from ottla.sim.cluster.scenario import FEATURES, ClusterScenario, features_named
+from ottla.sim.cluster.scenario import FEATURES, ClusterScenario, check_clients, features_named
 from ottla.sim.cluster.shrink import Story, shorten, timeline
 
 if TYPE_CHECKING:
@@ -193,8 +193,9 @@ def app(
 
 
 def _check(scenario: ClusterScenario) -> None:
-    """Refuse features that do not exist, or that exclude each other."""
+    """Refuse features and clients that do not exist, and features that exclude each other."""
     try:
+        check_clients(scenario.clients or ())
         features_named((*(scenario.features or ()), *scenario.forced, *scenario.forbidden))
         replace(scenario, features=scenario.features or ()).draw(Random(0), 0)
     except ValueError as error:

@@ -170,8 +170,8 @@ def unknown_problem(settings: Mapping[str, str], *, with_zookeeper: bool = False
     """What is wrong with the name of a setting that was typed; None if all of them exist. A file may have
     unknown ones: those of other versions, of Java, of other programs.
     """
+    from ottla.node.config.definitions.zookeeper import METADATA_STORE
     from ottla.node.config.node_config import unknown_names
-    from ottla.node.config.tables.zookeeper import METADATA_STORE
 
     lines = unknown_names([*settings, *([METADATA_STORE] if with_zookeeper else [])])
     return lines[0].replace("it is ignored", "docs/compatibility.md lists the settings") if lines else None
@@ -186,9 +186,9 @@ def serve(settings: dict[str, str], log_level: str, ready: Callable[[Node, str],
     import logging
 
     from ottla.console.extension import ConsoleExtension
+    from ottla.node.config.definitions.config_def import ConfigError
     from ottla.node.config.loggers import configure_logging
     from ottla.node.config.node_config import NodeConfig, unknown_names
-    from ottla.node.config.tables.config_def import ConfigError
     from ottla.node.run import NodeFailed, run_node
 
     configure_logging(log_level)

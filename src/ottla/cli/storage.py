@@ -682,8 +682,8 @@ def _plan_format(
 
 def _read_config(file: str) -> NodeConfig:
     from ottla.cli.start import Options, UsageError, settings_of
+    from ottla.node.config.definitions.config_def import ConfigError
     from ottla.node.config.node_config import NodeConfig
-    from ottla.node.config.tables.config_def import ConfigError
 
     try:
         return NodeConfig(settings_of(Options(file=file)))

@@ -29,7 +29,7 @@ _LOCAL_EPOCH: Final = datetime(1970, 1, 1)  # noqa: DTZ001 - local timestamps ha
 _EPOCH_DAY: Final = date(1970, 1, 1).toordinal()
 _BITS: Final = {"int": 31, "long": 63}
 # What a reader may have where the writer has another primitive.
-_PROMOTIONS: Final = {
+PROMOTIONS: Final = {
     "int": ("long", "float", "double"),
     "long": ("float", "double"),
     "float": ("double",),
@@ -60,6 +60,8 @@ class _Input:
                     raise WrongData("a number has more than 64 bits")
         except IndexError:
             raise WrongData("the data end inside of a number") from None
+        if found >> 64:
+            raise WrongData("a number has more than 64 bits")
         self.at = at
         return (found >> 1) ^ -(found & 1)
 
@@ -123,21 +125,21 @@ class AvroEncoder:
 # Read
 
 
-def _logical(kind: AvroType) -> str:
+def logical_type(kind: AvroType) -> str:
     found = kind.props.get("logicalType")
     return found if isinstance(found, str) else ""
 
 
-def _scale(kind: AvroType) -> int:
+def scale_of(kind: AvroType) -> int:
     found = kind.props.get("scale", 0)
     return found if isinstance(found, int) and 0 <= found <= 10_000 else 0
 
 
 def _native(kind: AvroType) -> Callable[[Any], Any] | None:
     """What makes a value of a logical type of one of the type below it; None if there is none."""
-    logical = _logical(kind)
+    logical = logical_type(kind)
     if logical == "decimal" and kind.kind in ("bytes", "fixed"):
-        scale = _scale(kind)
+        scale = scale_of(kind)
         return lambda data: _decimal(data, scale)
     if logical == "uuid" and kind.kind == "string":
         return UUID
@@ -251,15 +253,15 @@ class _ReaderCompiler:
             ]
             return _union(branches)
         if reader.kind == "union" and writer is not reader:
-            found = next((each for each in reader.branches if _matches(writer, each)), None) or next(
-                (each for each in reader.branches if each.kind in _PROMOTIONS.get(writer.kind, ())), None
+            found = next((each for each in reader.branches if matches(writer, each)), None) or next(
+                (each for each in reader.branches if each.kind in PROMOTIONS.get(writer.kind, ())), None
             )
             if found is None:
                 return _failing(f"the reader has no type for the writer's {writer.full_name}")
             return self.resolved(writer, found)
         if writer.kind != reader.kind:
             return self._promoted(writer, reader)
-        if not _matches(writer, reader):
+        if not matches(writer, reader):
             return _failing(f"the reader has {reader.full_name} where the writer has {writer.full_name}")
         match writer.kind:
             case "record":
@@ -280,7 +282,7 @@ class _ReaderCompiler:
         return _converted(_PRIMITIVES[writer.kind], _native(reader))
 
     def _promoted(self, writer: AvroType, reader: AvroType) -> _Read:
-        if reader.kind not in _PROMOTIONS.get(writer.kind, ()):
+        if reader.kind not in PROMOTIONS.get(writer.kind, ()):
             return _failing(f"the reader has {reader.full_name} where the writer has {writer.full_name}")
         read = _PRIMITIVES[writer.kind]
         if reader.kind in ("float", "double"):
@@ -314,7 +316,7 @@ class _ReaderCompiler:
                     return _failing(
                         f"the writer's {writer.full_name} has no field {each.name!r}, which has no default"
                     )
-                defaults[each.name] = _default_of(each)
+                defaults[each.name] = default_of(each)
         is_same_order = not defaults and [name for name, _ in steps if name is not None] == order
 
         def read(given: _Input) -> Any:
@@ -331,7 +333,7 @@ class _ReaderCompiler:
         return read
 
 
-def _matches(writer: AvroType, reader: AvroType) -> bool:
+def matches(writer: AvroType, reader: AvroType) -> bool:
     """Whether two types are the same but for what is inside; of names the last part counts."""
     if writer.kind != reader.kind:
         return False
@@ -397,7 +399,14 @@ def _enum(writer: AvroType, reader: AvroType) -> _Read:
     return read
 
 
-def _default_of(one: AvroField) -> Callable[[], Any]:
+def encoded_default(one: AvroField) -> bytes:
+    """The data of a field's default. WrongData if it is none of its type."""
+    out = bytearray()
+    _WriterCompiler().compiled(one.type)(out, default_of(one)())
+    return bytes(out)
+
+
+def default_of(one: AvroField) -> Callable[[], Any]:
     """What makes the default of a field, each time a new one. That of a union may be of any of its types."""
     try:
         value = _default(one.type, one.default)
@@ -462,7 +471,7 @@ def as_mapping(value: Any) -> Mapping[str, Any] | None:
 
 
 def _wrong(value: Any, kind: AvroType) -> WrongData:
-    logical = _logical(kind)
+    logical = logical_type(kind)
     shown = f"{kind.full_name} ({logical})" if logical else kind.full_name
     return WrongData(f"{repr(value)[:80]} is no {shown}")
 
@@ -524,7 +533,7 @@ class _WriterCompiler:
 
     def _record(self, kind: AvroType) -> _Write:
         steps = [
-            (each.name, self.compiled(each.type), _default_of(each) if each.has_default else None)
+            (each.name, self.compiled(each.type), default_of(each) if each.has_default else None)
             for each in kind.fields
         ]
         names = frozenset(each.name for each in kind.fields)
@@ -584,7 +593,7 @@ class _WriterCompiler:
         return write
 
     def _union(self, kind: AvroType) -> _Write:
-        branches = [(each.full_name, _accepts(each), self.compiled(each)) for each in kind.branches]
+        branches = [(each.full_name, accepts(each), self.compiled(each)) for each in kind.branches]
 
         def write(out: bytearray, value: Any) -> None:
             if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], str):
@@ -609,7 +618,7 @@ class _WriterCompiler:
         return write
 
     def _fixed(self, kind: AvroType) -> _Write:
-        logical, size, scale = _logical(kind), kind.size, _scale(kind)
+        logical, size, scale = logical_type(kind), kind.size, scale_of(kind)
 
         def write(out: bytearray, value: Any) -> None:
             if logical == "decimal" and isinstance(value, Decimal):
@@ -639,7 +648,7 @@ def _unscaled(value: Decimal, kind: AvroType, scale: int, size: int | None) -> b
 
 
 def _bytes(kind: AvroType) -> _Write:
-    is_decimal, scale = _logical(kind) == "decimal", _scale(kind)
+    is_decimal, scale = logical_type(kind) == "decimal", scale_of(kind)
 
     def write(out: bytearray, value: Any) -> None:
         if is_decimal and isinstance(value, Decimal):
@@ -676,7 +685,7 @@ def _number_of(value: Any, logical: str) -> Any:
 
 
 def _whole(kind: AvroType) -> _Write:
-    bound, logical = 2 ** _BITS[kind.kind], _logical(kind)
+    bound, logical = 2 ** _BITS[kind.kind], logical_type(kind)
 
     def write(out: bytearray, value: Any) -> None:
         if logical:
@@ -720,7 +729,7 @@ def _floating(kind: AvroType) -> _Write:
 
 
 def _string(kind: AvroType) -> _Write:
-    is_uuid = _logical(kind) == "uuid"
+    is_uuid = logical_type(kind) == "uuid"
 
     def write(out: bytearray, value: Any) -> None:
         if is_uuid and isinstance(value, UUID):
@@ -745,9 +754,9 @@ _SIMPLE: Final[dict[str, Callable[[AvroType], _Write]]] = {
 }
 
 
-def _accepts(kind: AvroType) -> Callable[[Any], bool]:
+def accepts(kind: AvroType) -> Callable[[Any], bool]:
     """Whether a value may be of a type of a union, by its class alone."""
-    logical = _logical(kind)
+    logical = logical_type(kind)
     match kind.kind:
         case "null":
             return lambda value: value is None

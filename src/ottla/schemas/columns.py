@@ -1,7 +1,7 @@
 """The columns that a table has for the values of a schema, and the values of records as values of columns.
 
 A schema names its fields with a `ColumnType` each, which is the same for Avro, Protobuf and JSON Schema. What
-no column type stands for (maps, unions of several types, a type inside of itself) is text of JSON.
+no column type stands for (unions of several types, a type inside of itself) is text of JSON.
 `converter` makes the function that turns what a decoder returns into what Arrow takes.
 
 Bounded: a schema of some hundred bytes can name types inside of each other that make billions of columns, so
@@ -31,7 +31,7 @@ _LONGS: Final = range(-(2**63), 2**63)
 @dataclass(frozen=True, slots=True)
 class ColumnType:
     """`kind` is one of boolean, long, double, string, hex, base64, date, timestamp, local-timestamp, decimal,
-    struct, list, json. hex and base64 are how decoders show bytes.
+    struct, list, map, json. hex and base64 are how decoders show bytes; a map has texts as keys, and items.
     """
 
     kind: str
@@ -51,11 +51,14 @@ JSON: Final = ColumnType("json")
 
 
 class Expansion:
-    """The columns that are being made of one schema: their number, and the types around the next one."""
+    """The columns that are being made of one schema: their number, and the types around the next one. With
+    `maps` there are columns for maps; else they are text of JSON, as in the tables of topics.
+    """
 
-    __slots__ = ("_around", "_count")
+    __slots__ = ("_around", "_count", "maps")
 
-    def __init__(self) -> None:
+    def __init__(self, *, maps: bool = False) -> None:
+        self.maps: Final = maps
         self._count = 0
         self._around: list[str] = []
 
@@ -87,6 +90,9 @@ def converter(column: ColumnType, where: str) -> Converter:
     if kind == "list":
         assert column.item is not None
         return _list(converter(column.item, f"an item of {where}"), where)
+    if kind == "map":
+        assert column.item is not None
+        return _map(converter(column.item, f"a value of {where}"), where)
     check = _SCALARS[kind]
 
     def convert(value: Any) -> Any:
@@ -122,6 +128,17 @@ def _list(item: Converter, where: str) -> Converter:
         if not isinstance(value, list):
             raise WrongData(f"{where} is no array: {str(value)[:60]!r}")
         return [item(each) for each in value]
+
+    return convert
+
+
+def _map(item: Converter, where: str) -> Converter:
+    def convert(value: Any) -> Any:
+        if value is None:
+            return None
+        if not isinstance(value, dict):
+            raise WrongData(f"{where} is no object: {str(value)[:60]!r}")
+        return [(_text(name), item(each)) for name, each in value.items()]
 
     return convert
 

@@ -62,9 +62,9 @@ class JsonSchemaDocument:
             pass
         return found
 
-    def columns(self) -> Fields:
+    def columns(self, *, maps: bool = False) -> Fields:
         """The properties of the object that values are, as columns. SchemaError if they are none."""
-        fields = self._fields(self._root, 1, Expansion())
+        fields = self._fields(self._root, 1, Expansion(maps=maps))
         if not fields:
             raise SchemaError("only a JSON Schema of an object with properties has columns")
         return fields
@@ -85,7 +85,12 @@ class JsonSchemaDocument:
         kind = others[0] if len(others) == 1 else None
         if kind == "object" and depth < MAX_COLUMN_DEPTH:
             fields = self._fields(schema, depth + 1, expansion)
-            return ColumnType("struct", fields) if fields else JSON
+            if fields:
+                return ColumnType("struct", fields)
+            values = schema.get("additionalProperties")
+            if expansion.maps and isinstance(values, dict):
+                return ColumnType("map", item=self._column(values, depth + 1, expansion))
+            return JSON
         if kind == "array" and depth < MAX_COLUMN_DEPTH:
             return ColumnType("list", item=self._column(schema.get("items"), depth + 1, expansion))
         return _COLUMNS.get(str(kind), JSON)

@@ -210,9 +210,9 @@ class ProtobufSchema:
         """The types of a message's fields, by their names."""
         return {name: each.type for name, each in self._messages[message].by_name.items()}
 
-    def columns(self) -> Fields:
+    def columns(self, *, maps: bool = False) -> Fields:
         """The fields of the message that values are, as columns. SchemaError if it has none."""
-        fields = self._fields(self._root, 1, Expansion())
+        fields = self._fields(self._root, 1, Expansion(maps=maps))
         if not fields:
             raise SchemaError(f"the message {self._root!r} has no fields, so it has no columns")
         return fields
@@ -225,7 +225,9 @@ class ProtobufSchema:
     def _column(self, known: _Field, depth: int, expansion: Expansion) -> ColumnType:
         expansion.add_column()
         if known.map_value is not None:
-            return JSON
+            if not expansion.maps:
+                return JSON
+            return ColumnType("map", item=self._type_column(known.map_value, depth, expansion))
         found = self._type_column(known.type, depth, expansion)
         return ColumnType("list", item=found) if known.repeated else found
 

@@ -35,10 +35,15 @@ class OttlaDataSource(DataSource):
 
     def schema(self) -> StructType:
         from ottla.spark.source.columns import spark_schema
-        from ottla.spark.source.options import columns_of
+        from ottla.spark.source.options import columns_of, is_typed
 
         begin_task()
-        return spark_schema(columns_of(self.options))
+        columns = columns_of(self.options)
+        if not is_typed(self.options):
+            return spark_schema(columns)
+        from ottla.spark.source.typed_records import typed_schema
+
+        return typed_schema(self.options, columns)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         from ottla.spark.source.batch_reader import batch_reader

@@ -13,8 +13,9 @@
         apply_as_deletes=APPLY_AS_DELETES, except_column_list=METADATA_COLUMNS,
     )
 
-The envelopes are JSON, with or without their schema (`value.converter.schemas.enable`). Tombstones, which
-follow deletes for the log cleaner, and messages that are no changes of rows are left out.
+The envelopes are JSON, with or without their schema (`value.converter.schemas.enable`), or typed: Avro, or
+any format that the source reads, whose columns its schema has. Tombstones, which follow deletes for the
+log cleaner, and messages that are no changes of rows are left out.
 """
 
 from __future__ import annotations
@@ -31,21 +32,30 @@ APPLY_AS_DELETES: Final = "change_op = 'd'"
 _OPERATIONS: Final = ("c", "u", "d", "r")
 
 
-def debezium_changes(records: DataFrame, columns: str) -> DataFrame:
+def debezium_changes(records: DataFrame, columns: str | None = None) -> DataFrame:
     """The rows of a table in the database, one for each change, with `change_op` (`c`, `u`, `d`, or `r` of a
     snapshot), `change_time_ms` and `change_offset`. `columns` are those of the table, as `id long, name
-    string`; of a row that was deleted only its key may be known. `records` needs `value` and `offset`.
+    string`; of a row that was deleted only its key may be known. Records of a stream with `valueFormat` have
+    their columns. `records` needs `value` and `offset`.
     """
     from pyspark.sql import functions as F
 
+    if columns is None:
+        return _rows(records.select(F.col("value").alias("change"), F.col("offset")))
     envelope = f"op string, ts_ms long, before struct<{_struct(columns)}>, after struct<{_struct(columns)}>"
     text = F.col("value").cast("string")
     bare, wrapped = F.from_json(text, envelope), F.from_json(text, f"payload struct<{_struct(envelope)}>")
     change = F.coalesce(wrapped.getField("payload"), bare)
+    return _rows(records.select(change.alias("change"), F.col("offset")))
+
+
+def _rows(changes: DataFrame) -> DataFrame:
+    """The rows of envelopes in a column `change`."""
+    from pyspark.sql import functions as F
+
     row = F.when(F.col("change.op") == "d", F.col("change.before")).otherwise(F.col("change.after"))
     return (
-        records.select(change.alias("change"), F.col("offset"))
-        .where(F.col("change.op").isin(*_OPERATIONS))
+        changes.where(F.col("change.op").isin(*_OPERATIONS))
         .select(
             row.alias("row"),
             F.col("change.op").alias("change_op"),

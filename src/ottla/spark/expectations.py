@@ -147,15 +147,18 @@ def expect_or_dead_letter(name: str, rule: str | Column, *, topic: str) -> Expec
     return Expectation(name, rule, ExpectationAction.DEAD_LETTER, topic)
 
 
-def source_record() -> Column:
+def source_record(*, typed: bool = False) -> Column:
     """The column for `expect_or_dead_letter`: the record that a row was made of, of a stream that reads
     topics.
 
         records.select(source_record(), F.from_json(F.col("value").cast("string"), ORDER).alias("order"))
+
+    With `typed` it is for a stream with `valueFormat` and `includeBytes`.
     """
     from pyspark.sql import functions as F
 
-    return F.struct("topic", "partition", "offset", "timestamp", "key", "value").alias(SOURCE)
+    value = F.col("valueBytes").alias("value") if typed else F.col("value")
+    return F.struct("topic", "partition", "offset", "timestamp", "key", value).alias(SOURCE)
 
 
 def metric_name(name: str, action: ExpectationAction) -> str:
@@ -185,6 +188,6 @@ def expectation_counts(metrics: Mapping[str, Any]) -> dict[tuple[str, Expectatio
 
 def dead_letter_column(name: str) -> str:
     """The column of an expectation's dead letters: several may be on one flow."""
-    from ottla.spark.sink.columns import DEAD_LETTER
+    from ottla.spark.sink.written_columns import DEAD_LETTER
 
     return f"{DEAD_LETTER}_{sha256(name.encode()).hexdigest()[:8]}"

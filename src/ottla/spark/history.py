@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from ottla.spark.source.offset_ranges import OffsetRange
     from ottla.spark.source.options import SourceOptions
-    from ottla.spark.source.table_files import FileRange
+    from ottla.spark.source.topic_table_files import FileRange
 
 
 _FILE_SCHEMA = (

@@ -29,7 +29,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import cache
 from hashlib import sha256
@@ -161,14 +161,15 @@ def connect_session(
     log: IO[Any] | None = None,
     short: bool = False,
     keep_open: Sequence[int] = (),
+    on_step: Callable[[str], None] = lambda _: None,
 ) -> Iterator[tuple[Any, Any]]:
     """A session of Spark Connect, and the context of Spark under it, in one JVM that ends with the block.
 
     It listens on a free port of the loopback interface, and serves only clients with its token. The output
     of the JVM and its workers goes to `log`, if given. `short` is for a session that does not live long: the
     JVM is tuned to start fast. The JVM inherits the file descriptors in `keep_open`: a lock on one of them
-    is held until it has ended, also if this process is killed before. Raises SparkEnded if the JVM ends
-    before the block.
+    is held until it has ended, also if this process is killed before. `on_step` hears what the start waits
+    for. Raises SparkEnded if the JVM ends before the block.
     """
     _check_installed()
     java = prepare_environment()
@@ -189,11 +190,13 @@ def connect_session(
         **({_JVM_OPTIONS: _SHORT} if short and master.startswith("local") else {}),
         **(conf or {}),
     }
+    on_step("Java")
     with _archiving(archive), _jvm(settings, log, keep_open) as (gateway, process):
         from pyspark import SparkConf, SparkContext
         from pyspark.sql import SparkSession
         from pyspark.sql.connect.session import SparkSession as RemoteSession
 
+        on_step("the cluster" if not master.startswith("local") else "Spark")
         spark_conf = SparkConf(loadDefaults=False)
         spark_conf.setAll(list(settings.items()))
         context = SparkContext(gateway=gateway, conf=spark_conf)
@@ -203,6 +206,7 @@ def connect_session(
             SparkSession(context)  # Spark Connect looks for a session of this process
             service = getattr(context._jvm, "org.apache.spark.sql.connect.service.SparkConnectService$")
             port = getattr(service, "MODULE$").localPort()
+            on_step("Spark Connect")
             with _remote_mode():
                 remote = RemoteSession.builder.remote(f"sc://localhost:{port}").create()
                 _retry_while_alive(remote.client, process)

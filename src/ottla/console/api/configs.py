@@ -7,7 +7,7 @@ from typing import Any, Final
 from ottla.client.admin.configs import Config, ResourceType
 from ottla.console.api_request import ApiRequest, bad_request
 from ottla.console.context import ApiContext, ConsoleRoute
-from ottla.node.config.tables.topic import TOPIC
+from ottla.node.config.definitions.topic import TOPIC
 
 # Broker settings that stand in for one of a topic in milliseconds.
 _MS: Final = {".hours": 3_600_000, ".minutes": 60_000}

@@ -6,10 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from typing import Any, Final
 
+from ottla.client.admin.configs import ResourceType
 from ottla.client.admin.groups import (
     GroupInfo,
     ListedGroupInfo,
     MemberDescription,
+    ShareRecords,
+    ShareRecordsAction,
     active_group_message,
 )
 from ottla.client.admin.offsets import OffsetSpec
@@ -35,6 +38,8 @@ MAX_PARTITIONS: Final = 2_000
 MAX_RESET: Final = 20_000
 MAX_HISTORIES: Final = 50
 MAX_TOPICS: Final = 10
+MAX_RANGES: Final = 200
+_DEAD_LETTER_TOPIC: Final = "errors.deadletterqueue.topic.name"
 _POINTS: Final = 720
 _INTERVAL_SECONDS: Final = 5.0
 _KEEP_SECONDS: Final = 3_600.0
@@ -259,6 +264,87 @@ def _new_history(context: ApiContext, group_id: str) -> SampledHistory:
     )
 
 
+# Records in delivery of a share group
+
+
+async def list_records(context: ApiContext, request: ApiRequest) -> dict[str, Any]:
+    """What a share group has in delivery: how many records by state, the first of them by ranges, and the
+    number of its dead letters.
+    """
+    group_id = request.required("id")
+    admin = await context.access.admin()
+    known = sorted(await admin.groups.share_offsets(group_id))[:MAX_PARTITIONS]
+    page = await admin.groups.share_records(group_id, dict.fromkeys(known, 0), at_most=MAX_RANGES)
+    if any(error.code is ErrorCode.UNSUPPORTED_VERSION for error in page.errors.values()):
+        return {"isSupported": False}  # brokers of Apache Kafka do not say
+    problems = [f"{at}: {error.message}" for at, error in page.errors.items()]
+    problems += [f"Dead letters of {at} wait: {why}" for at, why in page.problems.items()]
+    found: dict[str, Any] = {
+        "isSupported": True,
+        "held": sum(page.held.values()),
+        "waiting": sum(page.waiting.values()),
+        "dead": sum(page.dead.values()),
+        "hasMore": bool(page.next),
+        "records": [
+            {
+                **each.partition._asdict(),
+                "first": each.first_offset,
+                "last": each.last_offset,
+                "count": each.size,
+                "state": each.state,
+                "deliveries": each.delivery_count,
+                "memberId": each.member_id,
+                "ageMs": each.age_ms,
+                "leftMs": each.left_ms,
+            }
+            for each in page.records
+        ],
+        "problems": problems,
+    }
+    found["deadLetters"] = await _dead_letters(context, group_id, problems)
+    return found
+
+
+async def _dead_letters(context: ApiContext, group_id: str, problems: list[str]) -> dict[str, Any] | None:
+    """The dead-letter topic of a group, and how many records it has; None if the group has none."""
+    admin = await context.access.admin()
+    try:
+        configs = await admin.configs.describe(ResourceType.GROUP, group_id, keys=[_DEAD_LETTER_TOPIC])
+        topic = configs[_DEAD_LETTER_TOPIC].value if _DEAD_LETTER_TOPIC in configs else None
+        if not topic:
+            return None
+        info = await admin.topics.describe(topic)
+        partitions = [TopicPartition(topic, each.partition) for each in info.partitions]
+        starts = await end_offsets(context.access, partitions, OffsetSpec.EARLIEST)
+        ends = await end_offsets(context.access, partitions)
+        return {"topic": topic, "count": sum(ends[at] - starts[at] for at in starts.keys() & ends.keys())}
+    except KafkaError as error:
+        problems.append(error.message)
+        return None
+
+
+async def alter_records(context: ApiContext, request: ApiRequest) -> dict[str, Any]:
+    """Release, reject or skip records in delivery, as they were listed."""
+    body = request.body()
+    name = body.text("action").upper()
+    if name not in ShareRecordsAction.__members__:
+        raise bad_request("action has to be one of release, reject, skip")
+    rows = body.raw("records")
+    if not isinstance(rows, list) or not 0 < len(rows) <= MAX_RANGES:
+        raise bad_request(f"records has to be a list of 1 to {MAX_RANGES}")
+    chosen = []
+    for row in map(JsonBody, rows):
+        at = TopicPartition(row.text("topic"), row.integer("partition"))
+        first, last = row.integer("first"), row.integer("last")
+        chosen.append(ShareRecords(at, first, last, "", row.integer("deliveries")))
+    admin = await context.access.admin()
+    done = await admin.groups.alter_share_records(request.required("id"), ShareRecordsAction[name], chosen)
+    return {
+        "changed": sum(each for each in done.values() if isinstance(each, int)),
+        "problems": [f"{at}: {each.message}" for at, each in done.items() if isinstance(each, KafkaError)],
+    }
+
+
 # Changes
 
 
@@ -437,6 +523,8 @@ ROUTES: Final = (
     ConsoleRoute("DELETE", "/api/group", delete_group),
     ConsoleRoute("GET", "/api/group/lag", lag_history),
     ConsoleRoute("GET", "/api/group/stream", lag_stream),
+    ConsoleRoute("GET", "/api/group/records", list_records),
+    ConsoleRoute("POST", "/api/group/records", alter_records),
     ConsoleRoute("POST", "/api/group/reset", reset_offsets),
     ConsoleRoute("POST", "/api/group/delete-offsets", delete_offsets),
     ConsoleRoute("POST", "/api/group/remove-members", remove_members),

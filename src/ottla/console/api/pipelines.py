@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,12 +13,19 @@ from ottla.console.group_lag import end_offsets
 from ottla.protocol.acl import AclOperation
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import TopicPartition
+from ottla.spark.merge.options import merged_warehouse
 from ottla.spark.pipelines.checkpoints import Checkpoint, read_checkpoints
 from ottla.spark.pipelines.flow_graph import FlowNode, load_graph
+from ottla.spark.pipelines.graph_picture import layout
+from ottla.spark.pipelines.plan import FlowRecord
 from ottla.spark.pipelines.project import Project, ProjectError, load_project
-from ottla.spark.pipelines.run_record import load_record
+from ottla.spark.pipelines.run_record import load_record, load_runs
+from ottla.spark.pipelines.table_files import TableRows, list_tables, newest_rows
 
 MAX_FLOWS: Final = 1_000
+MAX_RUNS: Final = 50
+PREVIEW_ROWS: Final = 20
+MAX_CELL: Final = 500
 
 
 async def list_pipelines(context: ApiContext, _request: ApiRequest) -> dict[str, Any]:
@@ -34,15 +42,75 @@ async def list_pipelines(context: ApiContext, _request: ApiRequest) -> dict[str,
 
 async def describe_pipeline(context: ApiContext, request: ApiRequest) -> dict[str, Any]:
     await context.require_cluster(AclOperation.DESCRIBE)
+    spec = _spec(context, request)
+    try:
+        details = await _details(context, spec)
+        return details | await context.runtime.pool.run(_more, spec, details["flows"])
+    except ProjectError as error:
+        raise ConsoleError(400, "BAD_REQUEST", str(error)) from None
+
+
+async def preview_table(context: ApiContext, request: ApiRequest) -> dict[str, Any]:
+    """Some of the newest rows of a table. They come from any topic, so it takes the right to change the
+    cluster.
+    """
+    await context.require_cluster(AclOperation.ALTER)
+    spec, table = _spec(context, request), request.required("table")
+    async with context.services.limits.one_of(context.services.limits.exports):
+        try:
+            found = await context.runtime.pool.run(_preview, spec, table)
+        except ProjectError as error:
+            raise ConsoleError(400, "BAD_REQUEST", str(error)) from None
+    return {
+        "columns": found.columns,
+        "rows": [[_cell(row[name]) for name in found.columns] for row in found.rows],
+        "total": found.total,
+    }
+
+
+def _spec(context: ApiContext, request: ApiRequest) -> Path:
+    """The specification of a project. Only projects that were named to the console are read."""
     wanted = request.required("directory")
-    # Only projects that were named to the console are read.
     for spec in context.config.pipelines:
         if str(spec.parent) == wanted:
-            try:
-                return await _details(context, spec)
-            except ProjectError as error:
-                raise ConsoleError(400, "BAD_REQUEST", str(error)) from None
+            return spec
     raise ConsoleError(404, "NOT_FOUND", "the console was not given a pipeline in this directory")
+
+
+def _preview(spec: Path, table: str) -> TableRows:
+    return newest_rows(load_project(spec).warehouse, table, PREVIEW_ROWS)
+
+
+def _cell(value: Any) -> str | None:
+    return None if value is None else str(value)[:MAX_CELL]
+
+
+def _more(spec: Path, flows: list[dict[str, Any]]) -> dict[str, Any]:
+    """What only the page of one pipeline shows: its runs, its graph, its tables, the topics of its sinks."""
+    project = load_project(spec)
+    nodes = load_graph(project.state) or []
+    states: dict[str, list[str]] = {}
+    for each in flows:
+        if each["target"] is not None:
+            states.setdefault(each["target"], []).append(each["state"])
+    topics = {}
+    with contextlib.suppress(ProjectError):
+        record = FlowRecord(project.storage_path or project.state)
+        topics = {target: flow.topic for (target, _), flow in record.read().items() if flow.topic}
+    return {
+        "runs": load_runs(project.state, MAX_RUNS),
+        "graph": asdict(layout(nodes[:MAX_FLOWS])),
+        "states": states,
+        "tables": sorted({*list_tables(project.warehouse), *_merged(project)})[:MAX_FLOWS],
+        "topics": topics,
+        "deadLetters": {node.name: list(node.dead_letters) for node in nodes if node.dead_letters},
+    }
+
+
+def _merged(project: Project) -> list[str]:
+    """The tables that merge, by their directories: a page that looks every few seconds opens no catalog."""
+    directory = merged_warehouse(project.warehouse)
+    return [each.name for each in directory.iterdir() if each.is_dir()] if directory.is_dir() else []
 
 
 async def _summary(context: ApiContext, spec: Path) -> dict[str, Any]:
@@ -128,6 +196,7 @@ def _flow(
         "intoTopic": None if node is None else node.into_topic,
         "batches": report.get("batches"),
         "rows": report.get("rows"),
+        "rowsOut": report.get("rowsOut"),
         "rowsPerSecond": report.get("rowsPerSecond"),
         "lag": lag,
         "restarts": report.get("restarts"),
@@ -147,4 +216,5 @@ def _flow(
 ROUTES: Final = (
     ConsoleRoute("GET", "/api/pipelines", list_pipelines),
     ConsoleRoute("GET", "/api/pipeline", describe_pipeline),
+    ConsoleRoute("GET", "/api/pipeline/table", preview_table, payloads=True),
 )

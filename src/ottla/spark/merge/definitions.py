@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ottla.spark.merge.options import MergeOptions
-from ottla.tables.keyed_table import DELETED, SEQUENCE, SPECIAL
+from ottla.tables.keyed_table import DELETED, END_AT, SEQUENCE, SPECIAL, START_AT, History
 
 if TYPE_CHECKING:
     from pyspark.pipelines.flow import AutoCdcFlow, Flow
@@ -32,10 +32,18 @@ def merge_sink(flow: AutoCdcFlow, table: StreamingTable, warehouse: Path, *, is_
 
     if find_spec("pyiceberg") is None:
         raise InvalidMerge("tables that merge need pyiceberg: pip install 'ottla[tables]'")
-    if flow.stored_as_scd_type not in (None, 1, "1"):
+    if flow.stored_as_scd_type not in (None, 1, "1", 2, "2"):
         raise InvalidMerge(
-            f"stored_as_scd_type={flow.stored_as_scd_type}: here a table has the latest row (1)"
+            f"stored_as_scd_type={flow.stored_as_scd_type}: a table has the latest row (1) or all rows (2)"
         )
+    history = None
+    if flow.stored_as_scd_type in (2, "2"):
+        history = History(
+            _names("track_history_column_list", flow.track_history_column_list or ()),
+            _names("track_history_except_column_list", flow.track_history_except_column_list or ()),
+        )
+    elif flow.track_history_column_list or flow.track_history_except_column_list:
+        raise InvalidMerge("columns are tracked with stored_as_scd_type=2 only")
     if "." in flow.target:
         raise InvalidMerge("a table that merges has no database in its name")
     if table.schema is not None or table.partition_cols:
@@ -47,8 +55,9 @@ def merge_sink(flow: AutoCdcFlow, table: StreamingTable, warehouse: Path, *, is_
         _names("column_list", flow.column_list or ()),
         _names("except_column_list", flow.except_column_list or ()),
         is_again,
+        history,
     )
-    if strange := sorted({*options.keys, *options.columns} & set(SPECIAL)):
+    if strange := sorted({*options.keys, *options.columns} & {*SPECIAL, START_AT, END_AT}):
         raise InvalidMerge(f"{', '.join(strange)} is a column of the table itself")
     return Sink(table.name, table.comment, table.source_code_location, _FORMAT, options.to_spark())
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from ottla.tables.catalog import CATALOG_FILE, open_catalog
-from ottla.tables.keyed_table import NAMESPACE, KeyedTable, load_keyed_table
+from ottla.tables.keyed_table import NAMESPACE, History, KeyedTable, load_keyed_table
 from ottla.tables.settings import CatalogSettings
 
 if TYPE_CHECKING:
@@ -23,6 +23,7 @@ _KEYS: Final = "mergeKeys"
 _COLUMNS: Final = "mergeColumns"
 _EXCEPT: Final = "mergeExcept"
 _AGAIN: Final = "mergeAgain"
+_HISTORY: Final = "mergeHistory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class MergeOptions:
     without: tuple[str, ...] = ()
     is_again: bool = False
     """Whether changes are read again: the table goes on as it is."""
+    history: History | None = None
+    """What of a row is tracked, if the table has its history (SCD type 2)."""
 
     def to_spark(self) -> dict[str, str]:
         return {
@@ -45,6 +48,7 @@ class MergeOptions:
             _COLUMNS: json.dumps(self.columns),
             _EXCEPT: json.dumps(self.without),
             _AGAIN: json.dumps(self.is_again),
+            _HISTORY: json.dumps(None if self.history is None else asdict(self.history)),
         }
 
     @classmethod
@@ -61,6 +65,7 @@ class MergeOptions:
             names(_COLUMNS),
             names(_EXCEPT),
             json.loads(given[_AGAIN.lower()]),
+            _history(json.loads(given[_HISTORY.lower()])),
         )
 
     def selects(self, column: str) -> bool:
@@ -75,7 +80,12 @@ class MergeOptions:
     def open(self) -> KeyedTable:
         directory = Path(self.warehouse)
         catalog = _catalog(directory, create=True)
-        return KeyedTable(catalog, self.table, self.keys, _location(directory, self.table))
+        location = _location(directory, self.table)
+        return KeyedTable(catalog, self.table, self.keys, location, history=self.history)
+
+
+def _history(document: Mapping[str, Sequence[str]] | None) -> History | None:
+    return None if document is None else History(**{name: tuple(each) for name, each in document.items()})
 
 
 def merged_warehouse(warehouse: Path) -> Path:

@@ -18,7 +18,7 @@ from pyspark import TaskContext
 from pyspark.sql.datasource import DataSourceStreamArrowWriter, WriterCommitMessage
 
 from ottla.spark.merge.options import MergeOptions
-from ottla.tables.keyed_table import DELETED, PRESENT, SEQUENCE, SPECIAL, BatchId
+from ottla.tables.keyed_table import DELETED, END_AT, PRESENT, SEQUENCE, SPECIAL, START_AT, BatchId
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -135,6 +135,13 @@ def merge_writer(options: Any, schema: StructType) -> MergeWriter:
         )
     if types[DELETED] != "boolean":
         raise ValueError(f"table {given.table}: apply_as_deletes is {types[DELETED]}, and not true or false")
+    reserved = (START_AT, END_AT) if given.history is not None else ()
+    if strange := [name for name in columns if name.upper() in reserved]:
+        raise ValueError(f"table {given.table}: {', '.join(strange)} is a column of the history itself")
+    if given.history is not None:
+        tracked = (*given.history.tracked, *given.history.untracked)
+        if missing := [name for name in tracked if name.lower() not in map(str.lower, columns)]:
+            raise ValueError(f"table {given.table}: there is no column {', '.join(missing)} to be tracked")
     number = PurePath(str(options.get("checkpointlocation", ""))).name
     generation = int(number) if number.isdecimal() else 0
     return MergeWriter(given, columns, PRESENT if given.is_again else generation)

@@ -33,6 +33,8 @@ class FlowNode:
     reads_outside: bool = False
     file: str | None = None
     line: int | None = None
+    dead_letters: tuple[str, ...] = ()
+    """The topics of its dead letters."""
 
 
 def save_graph(nodes: Iterable[FlowNode], state: Path) -> None:
@@ -47,7 +49,14 @@ def load_graph(state: Path) -> list[FlowNode] | None:
     try:
         document = json.loads((state / FILE).read_text())
         return [
-            FlowNode(**{**flow, "inputs": tuple(flow["inputs"]), "kind": FlowKind(flow["kind"])})
+            FlowNode(
+                **{
+                    **flow,
+                    "inputs": tuple(flow["inputs"]),
+                    "kind": FlowKind(flow["kind"]),
+                    "dead_letters": tuple(flow.get("dead_letters", ())),
+                }
+            )
             for flow in document["flows"]
         ]
     except (OSError, ValueError, KeyError, TypeError):

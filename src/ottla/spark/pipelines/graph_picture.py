@@ -138,8 +138,30 @@ def _with_outside(nodes: Sequence[FlowNode], edges: Sequence[_Edge]) -> list[_Bo
     return [*outside, *_boxes(nodes).values()]
 
 
-def as_svg(nodes: Sequence[FlowNode]) -> str:
-    """A picture of its own: a column for each step, from left to right."""
+@dataclass(frozen=True, slots=True)
+class PlacedBox:
+    """A dataset of a picture, and where it is."""
+
+    name: str
+    kind: str
+    x: int
+    y: int
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A picture of a graph: a column for each step, from left to right. Each path is one of SVG."""
+
+    width: int
+    height: int
+    boxes: tuple[PlacedBox, ...]
+    paths: tuple[str, ...]
+    box_width: int = _WIDTH
+    box_height: int = _HEIGHT
+
+
+def layout(nodes: Sequence[FlowNode]) -> Layout:
+    """Place the datasets of a graph."""
     edges = _edges(nodes)
     boxes = _with_outside(nodes, edges)
     columns: dict[int, list[_Box]] = {}
@@ -151,27 +173,40 @@ def as_svg(nodes: Sequence[FlowNode]) -> str:
         for depth, column in columns.items()
         for row, box in enumerate(column)
     }
-    width = max((x for x, _ in at.values()), default=0) + _WIDTH + _MARGIN
-    height = max((y for _, y in at.values()), default=0) + _HEIGHT + _MARGIN
-    parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
-        f'font-family="sans-serif" font-size="12">'
-    ]
+    paths = []
     for edge in edges:
         (x1, y1), (x2, y2) = at[edge.source], at[edge.target]
         x1, y1, y2 = x1 + _WIDTH, y1 + _HEIGHT // 2, y2 + _HEIGHT // 2
         bend = (x1 + x2) // 2
+        paths.append(f"M{x1},{y1} C{bend},{y1} {bend},{y2} {x2},{y2}")
+    return Layout(
+        max((x for x, _ in at.values()), default=0) + _WIDTH + _MARGIN,
+        max((y for _, y in at.values()), default=0) + _HEIGHT + _MARGIN,
+        tuple(PlacedBox(box.name, box.kind, *at[box.name]) for box in boxes),
+        tuple(paths),
+    )
+
+
+def as_svg(nodes: Sequence[FlowNode]) -> str:
+    """A picture of its own."""
+    placed = layout(nodes)
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{placed.width}" height="{placed.height}" '
+        f'font-family="sans-serif" font-size="12">'
+    ]
+    for path in placed.paths:
+        end = path.rpartition(" ")[2].split(",")
         parts.append(
-            f'<path d="M{x1},{y1} C{bend},{y1} {bend},{y2} {x2},{y2}" fill="none" stroke="#6b7280"/>'
-            f'<circle cx="{x2}" cy="{y2}" r="3" fill="#6b7280"/>'
+            f'<path d="{path}" fill="none" stroke="#6b7280"/>'
+            f'<circle cx="{end[0]}" cy="{end[1]}" r="3" fill="#6b7280"/>'
         )
-    for box in boxes:
-        x, y = at[box.name]
+    for box in placed.boxes:
         kind = "" if box.kind == _OUTSIDE else box.kind
         parts.append(
-            f'<rect x="{x}" y="{y}" width="{_WIDTH}" height="{_HEIGHT}" rx="6" fill="{_COLOURS[box.kind]}" '
-            f'stroke="#6b7280"/><text x="{x + 10}" y="{y + 18}" font-weight="bold">{escape(box.name)}</text>'
-            f'<text x="{x + 10}" y="{y + 34}" fill="#6b7280">{escape(kind)}</text>'
+            f'<rect x="{box.x}" y="{box.y}" width="{_WIDTH}" height="{_HEIGHT}" rx="6" '
+            f'fill="{_COLOURS[box.kind]}" stroke="#6b7280"/>'
+            f'<text x="{box.x + 10}" y="{box.y + 18}" font-weight="bold">{escape(box.name)}</text>'
+            f'<text x="{box.x + 10}" y="{box.y + 34}" fill="#6b7280">{escape(kind)}</text>'
         )
     return "\n".join([*parts, "</svg>"])
 

@@ -5,7 +5,9 @@ name of another table of the pipeline means its flow. Some it resolves at once, 
 and `drop` among them. At that time the tables of a first run are not in the catalog, so it fails with
 TABLE_OR_VIEW_NOT_FOUND; in a later run it finds the table behind the graph's back, and the flow does not wait
 for the one that fills it. Here the two are written in another form, with the same meaning, that Spark
-resolves late. For others the form that works is known.
+resolves late. Others, as `withColumn`, it tries to resolve at once, and late if that fails: their input gets
+a condition on a variable of the session that exists only when all is defined. For the rest the form that
+works is known.
 """
 
 from __future__ import annotations
@@ -18,17 +20,26 @@ from typing import Any, Final
 
 from ottla.spark.pipelines.plan import StreamRead
 from ottla.spark.pipelines.selection import TimeRange
+from ottla.spark.sink.written_columns import DEAD_LETTER
 
 _RELATION: Final = "spark.connect.Relation"
+_ALIAS: Final = "spark.connect.Expression.Alias"
 _NAME: Final = re.compile(r"\w+(\.\w+)*")
 _QUANTITY: Final = re.compile(
     r"\s*(?P<count>\d+)\s+(?P<unit>week|day|hour|minute|second|millisecond|microsecond)s?", re.IGNORECASE
 )
-_WATERMARKED: Final = re.compile(r"SELECT \* FROM (?:STREAM\((?P<stream>.+)\)|(?P<table>\S+)) WATERMARK .+")
 _STREAM: Final = re.compile(
     r"\bSTREAM\s*(?:\(\s*|\s)(?P<name>(?:`[^`]+`|\w+)(?:\.(?:`[^`]+`|\w+))*)", re.IGNORECASE
 )
 _NAMES_TOPICS: Final = ("subscribe", "subscribePattern", "assign", "path")
+_FROM: Final = re.compile(
+    r"\b(?:FROM|JOIN|STREAM)\s*(?:\(\s*)?(?:STREAM\s*(?:\(\s*)?)?"
+    r"(?P<name>(?:`[^`]+`|\w+)(?:\.(?:`[^`]+`|\w+))*)",
+    re.IGNORECASE,
+)
+DEFINED: Final = "__ottla_pipeline_is_defined"
+"""The variable of the session without which Spark resolves nothing at once."""
+_TRIED_AT_ONCE: Final = ("with_columns", "with_columns_renamed")
 _PANDAS: Final = "a pandas_udf in select, or the same call in the flow that fills the table, on its source"
 # What Spark resolves at once, by the names in its protocol: how users call it, and what works.
 _EAGER: Final = {
@@ -44,6 +55,17 @@ _EAGER: Final = {
     "group_map": ("applyInPandas or a function with state", _PANDAS),
     "co_group_map": ("cogroup", "join"),
     "apply_in_pandas_with_state": ("applyInPandasWithState", _PANDAS),
+    "transform_with_state_in_pandas": ("transformWithState", _PANDAS),
+    "as_of_join": ("an as-of join", "join with a window over the greater times, or max_by"),
+    "nearest_by_join": ("a nearest-by join", "join with a window over the distances, or min_by"),
+    "parse": ("a parser of text", "selectExpr(\"from_json(value, 'a long') as row\")"),
+    "sample": ("randomSplit", "sample, or where with a hash of the key"),
+    "sample_by": ("sampleBy", "where with rand() and the fraction of each key"),
+    "cov": ("cov", "select with covar_samp"),
+    "corr": ("corr", "select with corr"),
+    "crosstab": ("crosstab", 'pivot("item", ["tea", "coffee"])'),
+    "approx_quantile": ("approxQuantile", "select with percentile_approx"),
+    "freq_items": ("freqItems", "select with approx_top_k"),
     "pivot": ("pivot without values", 'pivot("item", ["tea", "coffee"])'),
 }
 
@@ -58,11 +80,15 @@ class EagerRead:
 
 
 def make_lazy(relation: Any) -> Any:
-    """A copy of the plan in which `drop` and `withWatermark` on tables are resolved with the graph."""
+    """A copy of the plan in which `drop`, `withWatermark` and `withColumn` on tables are resolved with the
+    graph.
+    """
     copy = type(relation)()
     copy.CopyFrom(relation)
     for each in list(_relations(copy)):  # those inside of others first
         kind = each.WhichOneof("rel_type")
+        if kind in _TRIED_AT_ONCE and tables_read(each):
+            _wait_until_defined(getattr(each, kind).input)
         if kind not in ("drop", "with_watermark") or not tables_read(each):
             continue
         rewritten = _drop(each) if kind == "drop" else _watermark(each)
@@ -101,6 +127,8 @@ def eager_reads(relation: Any) -> list[EagerRead]:
         kind = each.WhichOneof("rel_type")
         if kind == "aggregate" and each.aggregate.HasField("pivot") and not each.aggregate.pivot.values:
             kind = "pivot"
+        if kind == "sample" and not each.sample.deterministic_order:
+            continue
         if kind in _EAGER and (tables := frozenset(tables_read(each))):
             found.append(EagerRead(*_EAGER[kind], tables))
     return found
@@ -127,6 +155,28 @@ def outside_reads(relation: Any) -> list[OutsideRead]:
         for each in _relations(relation)
         if each.WhichOneof("rel_type") == "read" and each.read.HasField("data_source")
     ]
+
+
+def dead_letter_topics(message: Any) -> set[str]:
+    """The topics that the expectations of a plan write dead letters to."""
+    found: set[str] = set()
+    for alias in _aliases(message):
+        if any(name.startswith(DEAD_LETTER) for name in alias.name):
+            for inner in _aliases(alias.expr):
+                if list(inner.name) == ["topic"] and inner.expr.literal.string:
+                    found.add(inner.expr.literal.string)
+    return found
+
+
+def _aliases(message: Any) -> Iterator[Any]:
+    if message.DESCRIPTOR.full_name == _ALIAS:
+        yield message
+    for field, value in message.ListFields():
+        if field.message_type is None or field.message_type.GetOptions().map_entry:
+            continue
+        repeated = hasattr(value, "__len__") and not hasattr(value, "ListFields")
+        for each in value if repeated else (value,):
+            yield from _aliases(each)
 
 
 def stream_reads(relation: Any) -> list[StreamRead]:
@@ -201,9 +251,27 @@ def tables_read(relation: Any) -> set[str]:
         kind = each.WhichOneof("rel_type")
         if kind == "read" and each.read.HasField("named_table"):
             names.append(each.read.named_table.unparsed_identifier)
-        elif kind == "sql" and (ours := _WATERMARKED.fullmatch(each.sql.query)):
-            names.append(ours["stream"] or ours["table"])
+        elif kind == "sql":
+            names += tables_in_query(each.sql.query)
     return {name.replace("`", "").rpartition(".")[2].lower() for name in names}
+
+
+def tables_in_query(query: str) -> list[str]:
+    """The names that a query in SQL reads, those of its own expressions included.
+
+    >>> tables_in_query("SELECT * FROM STREAM(a) JOIN `db`.b ON true WHERE x IN (SELECT y FROM c)")
+    ['a', '`db`.b', 'c']
+    """
+    return [match["name"] for match in _FROM.finditer(query)]
+
+
+def _wait_until_defined(relation: Any) -> None:
+    """Let the analysis of a relation fail until the variable is there; then the condition is always true."""
+    inner = type(relation)()
+    inner.CopyFrom(relation)
+    relation.Clear()
+    relation.filter.input.CopyFrom(inner)
+    relation.filter.condition.expression_string.expression = f"session.{DEFINED}"
 
 
 def _drop(relation: Any) -> Any | None:

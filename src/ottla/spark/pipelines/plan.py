@@ -70,6 +70,8 @@ class Definitions:
     sources: list[tuple[str, str, str]] = field(default_factory=list)
     """The topics that flows name, each with the flow and the brokers: (flow, brokers, topic)."""
     flows: list[FlowDefinition] = field(default_factory=list)
+    dead_letters: dict[str, set[str]] = field(default_factory=dict)
+    """The topics of the dead letters of flows, by their names."""
 
     def streams_of(self, flow: FlowDefinition) -> tuple[StreamRead, ...]:
         """The streams that a flow reads, itself or through temporary views, in the order of its query."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from threading import Lock
@@ -46,12 +46,15 @@ class FlowState(StrEnum):
 
 @dataclass(slots=True)
 class Flow:
-    """One flow of a run. `rows` and `lag` are None if nothing was reported, as for batch flows."""
+    """One flow of a run. `rows` and `lag` are None if nothing was reported, as for batch flows; `written`, if
+    Spark does not count what its target gets, as of tables of files.
+    """
 
     name: str
     state: FlowState = FlowState.QUEUED
     batches: int = 0
     rows: int | None = None
+    written: int | None = None
     rows_per_second: float | None = None
     lag: int | None = None
     error: str | None = None
@@ -68,6 +71,25 @@ class Flow:
     """How often the flow was started again after a failure, in a continuous run."""
     reported_completed: bool = False
     """Whether Spark has reported the flow as completed while its query was alive: it may still fail."""
+
+    def after(self, before: Flow) -> Flow:
+        """The flow over two runs. What a view has counted is of all its rows, in each run."""
+        is_view = self.rows is None and before.rows is None
+        expectations = before.expectations | self.expectations
+        if not is_view:
+            for name, (rows, failed) in self.expectations.items():
+                earlier = before.expectations.get(name, (0, 0))
+                expectations[name] = earlier[0] + rows, earlier[1] + failed
+        return replace(
+            self,
+            batches=before.batches + self.batches,
+            rows=None if is_view else (before.rows or 0) + (self.rows or 0),
+            written=before.written if self.written is None else (before.written or 0) + self.written,
+            rows_per_second=before.rows_per_second if self.rows_per_second is None else self.rows_per_second,
+            lag=before.lag if self.lag is None else self.lag,
+            restarts=before.restarts + self.restarts,
+            expectations=expectations,
+        )
 
 
 def short_name(name: str) -> str:
@@ -121,6 +143,9 @@ class PipelineProgress:
         with self._lock:
             flow = self._flow(report["name"])
             flow.rows = (flow.rows or 0) + int(report.get("numInputRows") or 0)
+            written = int((report.get("sink") or {}).get("numOutputRows", -1))
+            if written >= 0:
+                flow.written = (flow.written or 0) + written
             flow.executed += "addBatch" in (report.get("durationMs") or ())
             if report.get("numInputRows"):
                 flow.batches += 1
@@ -188,6 +213,14 @@ class PipelineProgress:
             elif flow.reported_completed:
                 flow.state = FlowState.COMPLETED
         self.observer()
+
+    def after(self, before: PipelineProgress) -> PipelineProgress:
+        """Both runs as one: what this one says of its flows, with what the one before has read."""
+        both = {name: replace(flow) for name, flow in list(before.flows.items())}
+        for name, flow in list(self.flows.items()):
+            former = both.get(name)
+            both[name] = flow if former is None else flow.after(former)
+        return PipelineProgress(both)
 
     @property
     def failed(self) -> list[Flow]:

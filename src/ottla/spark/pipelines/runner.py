@@ -19,7 +19,9 @@ from typing import IO, TYPE_CHECKING, Any, Final
 from ottla.spark.merge.definitions import InvalidMerge, merge_flow, merge_sink
 from ottla.spark.merge.options import TABLE, merged_warehouse
 from ottla.spark.pipelines.lazy_plans import (
+    DEFINED,
     EagerRead,
+    dead_letter_topics,
     eager_reads,
     make_lazy,
     outside_reads,
@@ -155,9 +157,11 @@ def _run(
     try:
         registry = _registry(spark, graph, project, listener, times)
         try:
+            spark.sql(f"DROP TEMPORARY VARIABLE IF EXISTS session.{DEFINED}")
             with redirect_stdout(output or sys.stderr):
                 register_definitions(project.spec, registry, spec, spark, graph)
             registry.check()
+            spark.sql(f"DECLARE OR REPLACE VARIABLE session.{DEFINED} BOOLEAN DEFAULT true")
             selection = selection.spelled(registry.definitions.tables, registry.definitions.sinks)
         except (PySparkException, RunFailed, UnknownTables):
             raise
@@ -322,6 +326,8 @@ def _registry(
                         parse = partial(source_options, streaming=read.streaming)
                         self._check_options(parse, read.options, f"flow {flow.name}", flow)
                         self._add_topics(flow.name, read.options)
+            if letters := {topic for plan in plans for topic in dead_letter_topics(plan)}:
+                self.definitions.dead_letters[flow.name.rpartition(".")[2]] = letters
             streams = tuple(each for plan in plans for each in stream_reads(plan))
             self.definitions.flows.append(FlowDefinition(flow.name, flow.target, streams, "".join(shapes)))
 

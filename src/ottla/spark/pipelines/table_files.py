@@ -20,6 +20,7 @@ from ottla.tables.keyed_table import keyed_rows
 
 _FORMATS: Final = {".parquet": "parquet", ".orc": "orc", ".csv": "csv", ".json": "json"}
 _ATTEMPTS: Final = 5
+NO_PYARROW: Final = "PyArrow, which reads the files of tables, is not installed; `pip install 'ottla[spark]'`"
 _HIDDEN: Final = (".", "_")
 
 
@@ -84,9 +85,7 @@ def _read_directory(directory: Path, table: str, limit: int) -> TableRows:
     try:
         from pyarrow import dataset, unify_schemas
     except ImportError:
-        raise ProjectError(
-            "PyArrow, which reads the files of tables, is not installed; `pip install 'ottla[spark]'`"
-        ) from None
+        raise ProjectError(NO_PYARROW) from None
     open_files = partial(
         dataset.dataset,
         [str(file) for file in files],
@@ -100,6 +99,36 @@ def _read_directory(directory: Path, table: str, limit: int) -> TableRows:
     data = open_files(schema=unify_schemas([first.schema, *of_files], promote_options="permissive"))
     rows = data.head(limit).to_pylist()
     return TableRows(list(data.schema.names), rows, data.count_rows())
+
+
+def newest_rows(warehouse: Path, table: str, limit: int) -> TableRows:
+    """Some rows of the file that was written last, without reading the others: a look, and no answer. `total`
+    is that of the file. Of a table that merges, some of its rows.
+    """
+    merged = {name.lower(): name for name in merged_names(warehouse)}
+    if (name := merged.get(table.lower())) is not None:
+        try:
+            rows = keyed_rows(merged_table(warehouse, name), limit)
+        except TableError as error:
+            raise ProjectError(str(error)) from None
+        return TableRows(rows.column_names, rows.to_pylist(), rows.num_rows)
+    directory = {name.lower(): each for name, each in list_tables(warehouse).items()}.get(table.lower())
+    if directory is None:
+        raise ProjectError(f"there is no table {table}")
+    try:
+        from pyarrow import parquet
+
+        files = [file for file in _data_files(directory.resolve()) if file.suffix == ".parquet"]
+        if not files:
+            return TableRows([], [], 0)
+        with parquet.ParquetFile(max(files, key=lambda file: file.stat().st_mtime_ns)) as file:
+            first = next(file.iter_batches(batch_size=limit), None)
+            found = [] if first is None else first.to_pylist()
+            return TableRows(list(file.schema_arrow.names), found[:limit], file.metadata.num_rows)
+    except ImportError:
+        raise ProjectError(NO_PYARROW) from None
+    except FileNotFoundError:
+        raise ProjectError(f"the files of table {table} change while they are read; try again") from None
 
 
 def format_of(directory: Path) -> str | None:

@@ -14,6 +14,8 @@ from enum import Enum
 from typing import Final
 from urllib.parse import quote
 
+from ottla.spark.typed.options import TYPED_OPTIONS, FormatOptions, format_options
+
 log = logging.getLogger(__name__)
 
 DEFAULT_PREFIX = "ottla-spark"
@@ -40,6 +42,8 @@ _KNOWN = (
     # The identity of a batch write, by which one that is repeated is recognised.
     "txnAppId",
     "txnVersion",
+    *TYPED_OPTIONS,
+    "autoRegister",
 )
 # Options that Spark itself may pass to a data source.
 _ADDED_BY_SPARK = frozenset({"path", "checkpointlocation", "queryname"})
@@ -118,6 +122,9 @@ class SinkOptions:
     # What a batch write is, for all of its repetitions; None if it is not to be recognised. The client of a
     # process, which is known by the options, serves all writes.
     write_id: WriteId | None = field(default=None, compare=False)
+    # Of keys and values that are typed; whether their schemas are registered.
+    formats: tuple[FormatOptions, ...] = field(default=(), compare=False)
+    register: bool = field(default=False, compare=False)
 
     @property
     def settings(self) -> dict[str, str]:
@@ -170,7 +177,11 @@ def sink_options(options: Mapping[str, str]) -> SinkOptions:
         fail_on_unsafe_restart=_one_of(given, "onUnsafeRestart", ["fail", "continue"], "fail") == "fail",
         traceparent=_traceparent(given),
         write_id=_write_id(given, delivery),
+        formats=format_options(given, writing=True),
+        register=_one_of(given, "autoRegister", ["true", "false"], "false") == "true",
     )
+    if found.register and not any(each.registry for each in found.formats):
+        raise ValueError("autoRegister registers the schemas of valueFormat or keyFormat at a schemaRegistry")
     if found.transaction_timeout_ms is not None and found.transaction_timeout_ms < 1:
         raise ValueError(
             f"kafka.transaction.timeout.ms={found.transaction_timeout_ms} must be at least 1; leave it out "

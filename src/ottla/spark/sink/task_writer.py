@@ -30,12 +30,12 @@ from uuid import uuid4
 from ottla.client.producer import Producer, QueuedRows
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.spark.sink.client import SinkClient, sink_client
-from ottla.spark.sink.columns import check_timestamps, largest_field, rows_by_topic
 from ottla.spark.sink.commit_messages import PreparedCommitMessage, TaskCommitMessage
 from ottla.spark.sink.decision_state import DecisionRecord, DecisionRecordKind, TaskTransaction
 from ottla.spark.sink.listener import SinkListener
 from ottla.spark.sink.recovery import take_over_scope
 from ottla.spark.sink.transaction_end import transactional_id
+from ottla.spark.sink.written_columns import check_timestamps, largest_field, rows_by_topic
 
 if TYPE_CHECKING:
     import pyarrow as pa

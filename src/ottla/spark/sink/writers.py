@@ -13,9 +13,15 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from ottla.spark.sink.columns import check_schema, columns_to_write
 from ottla.spark.sink.lineage import LineageSource
 from ottla.spark.sink.options import DeliveryGuarantee, SinkOptions, sink_options
+from ottla.spark.sink.written_columns import check_schema, columns_to_write
+from ottla.spark.typed.encoding import (
+    ColumnEncoding,
+    RegistryRefusal,
+    column_encodings,
+    encoded_batches,
+)
 from ottla.spark.worker.garbage_collection import begin_task
 
 if TYPE_CHECKING:
@@ -36,8 +42,8 @@ def batch_writer(
     if overwrite:
         raise ValueError('a topic cannot be overwritten; write with mode("append")')
     parsed = sink_options(options)
-    check_schema(schema, parsed.topic)
-    return BatchWriter(parsed, columns_to_write(schema), listener)
+    _check_schema(parsed, schema)
+    return BatchWriter(parsed, columns_to_write(schema), listener, _encodings(parsed, schema))
 
 
 def stream_writer(options: Mapping[str, str], schema: StructType, listener: SinkListener) -> StreamWriter:
@@ -51,8 +57,24 @@ def stream_writer(options: Mapping[str, str], schema: StructType, listener: Sink
             "txnAppId and txnVersion are for batch writes, as in foreachBatch; a stream is recognised by its "
             "checkpoint: omit them"
         )
-    check_schema(schema, parsed.topic)
-    return StreamWriter(parsed, columns_to_write(schema), listener, LineageSource.of(options))
+    _check_schema(parsed, schema)
+    encodings: tuple[ColumnEncoding, ...] | RegistryRefusal
+    try:
+        encodings = _encodings(parsed, schema)
+    except RegistryRefusal as error:
+        # For tasks: Spark creates a writer also to commit, which needs no registry.
+        encodings = error
+    return StreamWriter(parsed, columns_to_write(schema), listener, LineageSource.of(options), encodings)
+
+
+def _check_schema(options: SinkOptions, schema: StructType) -> None:
+    check_schema(schema, options.topic, [each.column for each in options.formats])
+
+
+def _encodings(options: SinkOptions, schema: StructType) -> tuple[ColumnEncoding, ...]:
+    if not options.formats:
+        return ()
+    return column_encodings(options.formats, schema, options.topic, register=options.register)
 
 
 class BatchWriter(DataSourceArrowWriter):
@@ -62,10 +84,17 @@ class BatchWriter(DataSourceArrowWriter):
     the batch, and each attempt at the write a run. So one that is repeated writes nothing.
     """
 
-    def __init__(self, options: SinkOptions, columns: tuple[str, ...], listener: SinkListener) -> None:
+    def __init__(
+        self,
+        options: SinkOptions,
+        columns: tuple[str, ...],
+        listener: SinkListener,
+        encodings: tuple[ColumnEncoding, ...] = (),
+    ) -> None:
         self._options = options
         self._columns = columns
         self._listener = listener
+        self._encodings = encodings
         self._run = str(uuid4())
 
     @property
@@ -83,6 +112,7 @@ class BatchWriter(DataSourceArrowWriter):
 
         begin_task()
         context = _task_context()
+        iterator = encoded_batches(iterator, self._encodings)
         if self._options.delivery is DeliveryGuarantee.AT_LEAST_ONCE:
             return write_at_least_once(self._options, self._columns, context.partitionId(), iterator)
         identity = TaskIdentity(
@@ -110,7 +140,9 @@ class StreamWriter(DataSourceStreamArrowWriter):
         columns: tuple[str, ...],
         listener: SinkListener,
         lineage: LineageSource | None = None,
+        encodings: tuple[ColumnEncoding, ...] | RegistryRefusal = (),
     ) -> None:
+        self._encodings = encodings
         self._options = options
         self._columns = columns
         self._listener = listener
@@ -121,7 +153,10 @@ class StreamWriter(DataSourceStreamArrowWriter):
         from ottla.spark.sink.task_writer import TaskIdentity, write_at_least_once, write_transaction
 
         begin_task()
+        if isinstance(self._encodings, RegistryRefusal):
+            raise self._encodings
         context = _task_context()
+        iterator = encoded_batches(iterator, self._encodings)
         if self._options.delivery is DeliveryGuarantee.AT_LEAST_ONCE:
             return write_at_least_once(self._options, self._columns, context.partitionId(), iterator)
         query = context.getLocalProperty("sql.streaming.queryId")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from ottla.spark.source.offset_ranges import OffsetRange
     from ottla.spark.source.offset_reader import OffsetReader, Offsets
     from ottla.spark.source.segments import SegmentRange
-    from ottla.spark.source.table_files import FileRange
+    from ottla.spark.source.topic_table_files import FileRange
 
 
 class FilePartition(InputPartition):
@@ -47,29 +47,48 @@ class RangePartition(InputPartition):
 
 def batch_reader(options: Mapping[str, str], schema: StructType) -> DataSourceReader:
     """Create a reader. Raises ValueError if the options or the schema cannot be read."""
-    parsed = source_options(options, streaming=False)
-    check_schema(parsed, schema)
+    parsed = check_schema(source_options(options, streaming=False), schema)
     return PushdownReader(parsed) if parsed.pushdown else BatchReader(parsed)
 
 
-def check_schema(options: SourceOptions, schema: StructType) -> None:
-    if schema != spark_schema(options.columns):
-        raise ValueError(
-            f'format("ottla") has the columns {", ".join(options.columns)}, with fixed types: leave out '
-            "schema(), and use the option columns to choose among them"
-        )
+def check_schema(options: SourceOptions, schema: StructType) -> SourceOptions:
+    """The options with what only Spark's plan has: the schemas of typed records. ValueError if the schema is
+    not that of these options.
+    """
+    if options.formats:
+        from ottla.spark.source.typed_records import with_schemas
+
+        found = with_schemas(options, schema)
+        if found is not None:
+            return found
+    elif schema == spark_schema(options.columns):
+        return options
+    raise ValueError(
+        f'format("ottla") has the columns {", ".join(options.columns)}, with fixed types: leave out '
+        "schema(), and use the option columns to choose among them"
+    )
 
 
 def read_partition(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-    from ottla.spark.source.client import source_client
-    from ottla.spark.source.range_reader import read_range
     from ottla.spark.worker.garbage_collection import begin_task
 
     begin_task()
     if partition.value is None:  # Spark's placeholder where there is nothing to read
         return iter(())
+    if options.formats:
+        from ottla.spark.source.typed_records import bytes_options, typed_batches
+
+        return typed_batches(options, _read_bytes(bytes_options(options), partition))
+    return _read_bytes(options, partition)
+
+
+def _read_bytes(options: SourceOptions, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    """Read keys and values as they are."""
+    from ottla.spark.source.client import source_client
+    from ottla.spark.source.range_reader import read_range
+
     if isinstance(partition, FilePartition):
-        from ottla.spark.source.table_files import read_files
+        from ottla.spark.source.topic_table_files import read_files
 
         return read_files(options, partition.value)
     if isinstance(partition, SegmentPartition):
@@ -135,7 +154,7 @@ class BatchReader(DataSourceReader):
         """Divide the offsets between the files of tables and the brokers."""
         from ottla.spark.source.division import limit_by_tables, take_files
         from ottla.spark.source.offset_ranges import OffsetRange
-        from ottla.spark.source.table_files import find_tables
+        from ottla.spark.source.topic_table_files import find_tables
 
         options = self._options
         partitions = offset_reader.partitions()

@@ -7,21 +7,26 @@ the same for a whole batch and are repeated from arrays that are kept.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pyarrow as pa
-    from pyspark.sql.types import StructType
+    from pyspark.sql.types import StructField, StructType
 
 
 COLUMNS = ("key", "value", "topic", "partition", "offset", "timestamp", "timestampType", "headers")
 """All columns in the order of Spark's own source."""
+ERROR = "_error"
+"""Why a typed key or value does not parse; null where both do."""
+_NONE: Mapping[str, StructField] = MappingProxyType({})
 _CONSTANT = frozenset({"topic", "partition"})
 
 
-def spark_schema(columns: Sequence[str]) -> StructType:
+def spark_schema(columns: Sequence[str], typed: Mapping[str, StructField] = _NONE) -> StructType:
+    """The columns in Spark. `typed` are the keys and values that are not bytes."""
     from pyspark.sql import types as t
 
     header = t.StructType([t.StructField("key", t.StringType()), t.StructField("value", t.BinaryType())])
@@ -34,8 +39,11 @@ def spark_schema(columns: Sequence[str]) -> StructType:
         "timestamp": t.TimestampType(),
         "timestampType": t.IntegerType(),
         "headers": t.ArrayType(header),
+        "keyBytes": t.BinaryType(),
+        "valueBytes": t.BinaryType(),
+        ERROR: t.StringType(),
     }
-    return t.StructType([t.StructField(name, kinds[name]) for name in columns])
+    return t.StructType([typed.get(name) or t.StructField(name, kinds[name]) for name in columns])
 
 
 @lru_cache(maxsize=16)

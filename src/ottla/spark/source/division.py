@@ -21,7 +21,7 @@ from ottla.spark.source.options import SourceOptions
 if TYPE_CHECKING:
     # Imported where they are used: most reads need neither.
     from ottla.spark.source.segments import SegmentRange
-    from ottla.spark.source.table_files import FileRange, TopicFiles
+    from ottla.spark.source.topic_table_files import FileRange, TopicFiles
 
 
 # A batch with a larger range looks for tables and segments, though the last look found none there.
@@ -74,7 +74,7 @@ def take_files(
     end: Mapping[TopicPartition, int],
 ) -> tuple[list[FileRange], Offsets]:
     """The files that tasks read, and where the rest of each partition begins."""
-    from ottla.spark.source.table_files import bounds_of
+    from ottla.spark.source.topic_table_files import bounds_of
 
     files: list[FileRange] = []
     rest = dict(start)
@@ -104,7 +104,7 @@ class StreamDivider:
         """Where a new query begins, with tables that have more than the log."""
         if not self._options.read_from.takes_tables:
             return offsets
-        from ottla.spark.source.table_files import find_tables
+        from ottla.spark.source.topic_table_files import find_tables
 
         return limit_by_tables(self._options.start, find_tables(self._options, ids), offsets)
 
@@ -135,7 +135,7 @@ class StreamDivider:
         return is_large and time.monotonic() >= self._looks_again_at
 
     def _take_files(self, ranges: Sequence[OffsetRange]) -> tuple[list[FileRange], list[OffsetRange]]:
-        from ottla.spark.source.table_files import find_tables
+        from ottla.spark.source.topic_table_files import find_tables
 
         ids = {each.partition.topic: each.topic_id for each in ranges if each.topic_id is not None}
         tables = find_tables(self._options, ids)

@@ -25,10 +25,12 @@ from ottla.spark.source.offsets import (
     parse_by_partition,
     parse_offsets_limit,
 )
+from ottla.spark.typed.options import TYPED_OPTIONS, FormatOptions, format_options
 
 if TYPE_CHECKING:
     from ottla.client.settings import ConnectionConfig
     from ottla.protocol.names import TopicPartition
+    from ottla.spark.typed.schemas import ReaderSchema
 
 
 log = logging.getLogger(__name__)
@@ -62,6 +64,9 @@ _KNOWN = (
     "columns",
     "commitToGroup",
     "maxBytesPerPartition",
+    *TYPED_OPTIONS,
+    "includeBytes",
+    "mode",
     # Options of Spark's own source without effect here: there are no consumer groups, and calls have
     # deadlines.
     "groupIdPrefix",
@@ -166,6 +171,12 @@ class SourceOptions:
     """The settings of the catalog that has the tables, if they were given."""
     store: tuple[tuple[str, str], ...] = ()
     """The settings of the store that has the remote segments, if they were given: no secrets."""
+    formats: tuple[FormatOptions, ...] = ()
+    """Of keys and values that are typed."""
+    schemas: tuple[ReaderSchema, ...] = ()
+    """The schemas of `formats`, when Spark's plan has them."""
+    fail_fast: bool = False
+    """Whether a record that does not parse fails the query."""
 
     @property
     def subject(self) -> str:
@@ -177,19 +188,30 @@ class SourceOptions:
         return f"assign={', '.join(map(str, self.assigned))}"
 
 
+def is_typed(options: Mapping[str, str]) -> bool:
+    """Whether these options are of keys or values that are not bytes."""
+    return bool(format_options({name.lower(): value for name, value in options.items()}))
+
+
 def columns_of(options: Mapping[str, str]) -> tuple[str, ...]:
     """The columns that these options ask for, in the order in which they are named."""
     given = {name.lower(): value for name, value in options.items()}
     text = given.get("columns")
+    typed = tuple(each.column for each in format_options(given))
+    own = tuple(f"{column}Bytes" for column in typed)
+    if not typed and _flag(given, "includeBytes", default=False):
+        raise ValueError("includeBytes is for typed records: set keyFormat or valueFormat")
     if text is None:
         headers = _flag(given, "includeHeaders", default=False)
-        return COLUMNS if headers else COLUMNS[:-1]
-    by_lower = {name.lower(): name for name in COLUMNS}
+        bytes_too = own if _flag(given, "includeBytes", default=False) else ()
+        return (*(COLUMNS if headers else COLUMNS[:-1]), *bytes_too, *(("_error",) if typed else ()))
+    known = (*COLUMNS, *own, *(("_error",) if typed else ()))
+    by_lower = {name.lower(): name for name in known}
     names = [name.strip() for name in text.split(",") if name.strip()]
     unknown = [name for name in names if name.lower() not in by_lower]
     if unknown or not names:
         what = f"{', '.join(unknown)} is none of them" if unknown else "none is named"
-        raise ValueError(f"columns={text!r}: there are {', '.join(COLUMNS)}; {what}")
+        raise ValueError(f"columns={text!r}: there are {', '.join(known)}; {what}")
     found = [by_lower[name.lower()] for name in names]
     if len(set(found)) < len(found):
         raise ValueError(f"columns={text!r} names a column twice")
@@ -250,7 +272,18 @@ def source_options(options: Mapping[str, str], *, streaming: bool) -> SourceOpti
         read_from=read_from,
         catalog=tuple(sorted((name, text) for name, text in given.items() if name.startswith(_CATALOG))),
         store=_store(given),
+        formats=format_options(given),
+        fail_fast=_is_fail_fast(given),
     )
+
+
+def _is_fail_fast(given: Mapping[str, str]) -> bool:
+    mode = given.get("mode", "PERMISSIVE").strip().upper()
+    if mode not in ("PERMISSIVE", "FAILFAST"):
+        raise ValueError(f"mode={mode!r}: allowed are PERMISSIVE and FAILFAST")
+    if "mode" in given and not format_options(given):
+        raise ValueError("mode is for typed records: set keyFormat or valueFormat")
+    return mode == "FAILFAST"
 
 
 def _read_from(given: Mapping[str, str], *, streaming: bool) -> ReadFrom:

@@ -45,8 +45,7 @@ def stream_reader(options: Mapping[str, str], schema: StructType) -> DataSourceS
     no reader is created at all, PySpark fails over that and hides why.
     """
     try:
-        parsed = source_options(options, streaming=True)
-        check_schema(parsed, schema)
+        parsed = check_schema(source_options(options, streaming=True), schema)
     except ValueError as error:
         return RefusedStreamReader(error)
     return StreamReader(parsed)

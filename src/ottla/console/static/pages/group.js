@@ -3,7 +3,7 @@
 import { canChange, get, post, remove, watch } from "../lib/api.js";
 import { LineChart } from "../lib/chart.js";
 import { a, h, link, show } from "../lib/dom.js";
-import { compact, count } from "../lib/format.js";
+import { compact, count, duration } from "../lib/format.js";
 import { Table } from "../lib/table.js";
 import {
   KEEP_OPEN,
@@ -59,12 +59,15 @@ async function groupTab(view, id, tab, content, marks) {
   const tiles = h("div.tiles");
   const partial = h("div");
   const rowsPanel = h("div");
+  const queue = h("div.stack");
+  let records = null;
   let table = null;
   const chart = new LineChart({ label: "Lag", format: compact, windowMs: WINDOW_MS });
   show(
     content,
     tiles,
     tab === "members" ? null : panel("Lag over time", null, body(chart.element)),
+    queue,
     rowsPanel,
     partial,
   );
@@ -84,6 +87,10 @@ async function groupTab(view, id, tab, content, marks) {
       const isShare = group.type === "share";
       table = tab === "members" ? memberTable(id, isShare) : offsetTable(isShare);
       show(rowsPanel, panel(tab === "members" ? "Members" : "Offsets", null, table.element));
+    }
+    if (group.type === "share" && tab === "offsets") {
+      records ??= recordsPanel(id, queue);
+      records(await get(["group", "records"], { id }, view.signal));
     }
     const rows = tab === "members" ? group.members : group.partitions;
     table.update(rows);
@@ -146,6 +153,100 @@ function offsetTable(isShare) {
           ]),
     ],
   });
+}
+
+/** What a share group has in delivery; returns what draws it again. */
+function recordsPanel(id, place) {
+  const tiles = h("div.tiles");
+  const below = h("div");
+  const table = new Table({
+    label: "Records in delivery",
+    key: (r) => `${r.topic}-${r.partition}-${r.first}-${r.state}`,
+    empty: "No record is in delivery.",
+    columns: [
+      {
+        title: "Partition",
+        name: true,
+        value: (r) => `${r.topic}-${r.partition}`,
+        cell: (r) => partitionLink(r.topic, r.partition),
+      },
+      {
+        title: "Offsets",
+        number: true,
+        value: (r) => r.first,
+        cell: (r) => (r.first === r.last ? count(r.first) : `${count(r.first)} – ${count(r.last)}`),
+      },
+      { title: "Records", number: true, value: (r) => r.count, cell: (r) => count(r.count) },
+      { title: "State", value: (r) => r.state, cell: (r) => badge(r.state, LEVELS[r.state] ?? "") },
+      { title: "Deliveries", number: true, value: (r) => r.deliveries, cell: (r) => count(r.deliveries) },
+      { title: "For", number: true, value: (r) => r.ageMs, cell: (r) => (r.ageMs === null ? "–" : duration(r.ageMs)) },
+      {
+        title: "Ends in",
+        number: true,
+        value: (r) => r.leftMs,
+        cell: (r) => (r.leftMs === null ? "–" : duration(r.leftMs)),
+      },
+      {
+        title: "Member",
+        name: true,
+        value: (r) => r.memberId,
+        cell: (r) => h("span.mono.small", {}, r.memberId ?? "–"),
+      },
+      { title: "", tight: true, cell: (r) => (canChange() && r.state !== "dead" ? recordActions(id, r) : "") },
+    ],
+  });
+  return (found) => {
+    if (!found.isSupported) return;
+    if (!place.firstChild) show(place, tiles, panel("Records in delivery", null, table.element), below);
+    const letters = found.deadLetters;
+    show(
+      tiles,
+      tile("Held", count(found.held), "by members"),
+      tile("Waiting", count(found.waiting), "for a retry"),
+      tile("Dead", count(found.dead), "letters to be written"),
+      letters &&
+        tile("Dead letters", count(letters.count), a(link("topic", letters.topic, "messages"), letters.topic)),
+    );
+    table.update(found.records);
+    show(
+      below,
+      problems(found.problems),
+      found.hasMore ? notice("", "There are more: `ottla share-groups records` lists all of them.") : null,
+    );
+  };
+}
+
+const LEVELS = { held: "good", waiting: "warn", dead: "bad" };
+const ACTIONS = {
+  release: ["Release", "They are available to any member now. A member that holds them cannot acknowledge them."],
+  reject: ["Reject", "They are not delivered again, and become dead letters if the group has a topic for them."],
+  skip: ["Skip", "They are not delivered again, and get no dead letter."],
+};
+
+function recordActions(id, records) {
+  const { topic, partition, first, last } = records;
+  const where = `${topic}-${partition}, ${first === last ? `offset ${first}` : `offsets ${first} to ${last}`}`;
+  return Object.entries(ACTIONS)
+    .filter(([action]) => action !== "release" || records.state !== "available")
+    .map(([action, [title, effect]]) =>
+      button(
+        title,
+        () =>
+          ask({
+            title: `${title} ${where}`,
+            action: title,
+            danger: action !== "release",
+            content: h("p", {}, effect),
+            run: async () => {
+              const body = { action, records: [{ topic, partition, first, last, deliveries: records.deliveries }] };
+              const { changed, problems: left } = await post(["group", "records"], body, { id });
+              if (left.length) throw new Error(left.join("\n"));
+              remark(changed ? `${count(changed)} records changed.` : "Nothing changed: they were done meanwhile.");
+            },
+          }),
+        "plain",
+      ),
+    );
 }
 
 function readShare({ committed, done, start, end }) {

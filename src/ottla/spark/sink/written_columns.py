@@ -7,7 +7,7 @@ those of dead letters (`ottla.spark.expectations`): such a letter is written in 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,8 +34,8 @@ _TYPES = {
 }
 
 
-def check_schema(schema: StructType, topic: str | None) -> None:
-    """Raise the error of Spark's own sink if these columns cannot be written."""
+def check_schema(schema: StructType, topic: str | None, typed: Collection[str] = ()) -> None:
+    """Raise the error of Spark's own sink if these columns cannot be written. `typed` are encoded before."""
     types = {field.name: field.dataType.simpleString() for field in schema.fields}
     if topic is None and "topic" not in types:
         raise ValueError(
@@ -45,7 +45,7 @@ def check_schema(schema: StructType, topic: str | None) -> None:
     if "value" not in types:
         raise ValueError("Required attribute 'value' not found")
     for name, allowed in _TYPES.items():
-        if name not in types or (name == "topic" and topic is not None):
+        if name not in types or name in typed or (name == "topic" and topic is not None):
             continue
         found = types[name]
         if found.startswith("string collate"):

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.harness import show
 
-BESIDE_A_BROKER = frozenset(("node", "latency", "scale", "restart", "coordinators", "cluster"))
+BESIDE_A_BROKER = frozenset(("node", "requests", "latency", "scale", "restart", "coordinators", "cluster"))
 LESS_IS_BETTER = frozenset(("s", "ms", "MB", "s per million", "% of a core"))
 ROUNDS = 3
 PART_SECONDS = 3600

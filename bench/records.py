@@ -10,13 +10,12 @@ from functools import partial
 
 from aiokafka.record.default_records import DefaultRecordBatch, DefaultRecordBatchBuilder
 from crc32c import crc32c
+from tests.support.visible_records import decode_to_arrow, read_visible
 
 from bench.harness import Row, alone, compare, markdown
-from ottla.records.arrow import decode_to_arrow
 from ottla.records.batch import BatchHeader, Codec
 from ottla.records.builder import BatchBuilder, build_batch
 from ottla.records.compaction import OffsetMap, filter_batch, map_batch
-from ottla.records.reader import read_visible
 from ottla.records.validation import validate_and_assign_offsets
 
 NOW = 1_700_000_000_000

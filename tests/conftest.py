@@ -18,7 +18,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from ottla.runtime import invariants, process
-from tests.support import affected, browser, fast, franz_go, kafka_libs, tiers
+from tests.support import affected, browser, effort, fast, franz_go, kafka_libs, rows, tiers
 from tests.support.apache_kafka import ApacheKafka
 from tests.support.azure_server import AZURE_SKIP
 from tests.support.costs import Costs
@@ -26,6 +26,7 @@ from tests.support.franz_go import FRANZ_GO_SKIP, FranzGo
 from tests.support.java_driver import JavaDriver
 from tests.support.kdc import KERBEROS_SKIP
 from tests.support.limits import RunLimits
+from tests.support.postgres import POSTGRES_SKIP
 from tests.support.s3_server import S3_SKIP
 from tests.support.scheduling import HeavyThingsTogether
 
@@ -37,11 +38,17 @@ NOT_TRIED = {
     "S3": S3_SKIP,
     "AZURE'S EMULATOR": AZURE_SKIP,
     "KERBEROS": KERBEROS_SKIP,
+    "POSTGRESQL AND DEBEZIUM": POSTGRES_SKIP,
 }
 
-# How long examples take says more about what else the machine does than about the code.
+# How long examples take says more about what else the machine does than about the code. They are the same
+# in each run; `OTTLA_THOROUGH=1` draws others.
 settings.register_profile(
-    "ottla", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True
+    "ottla",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+    derandomize=not effort.THOROUGH,
 )
 settings.load_profile("ottla")
 
@@ -50,6 +57,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--costs", metavar="DIRECTORY", help="write there what tests and fixtures take")
     affected.add_option(parser)
     fast.add_option(parser)
+    rows.add_option(parser)
     tiers.add_option(parser)
 
 
@@ -63,6 +71,7 @@ def pytest_configure(config: pytest.Config) -> None:
         config.pluginmanager.register(Costs(config, Path(directory).resolve()))
     if config.getoption("--affected") is not None:
         config.pluginmanager.register(affected.Affected(config))
+    rows.choose(config)
     if config.getoption("--witnesses"):
         tiers.choose(config, tiers.WITNESSES)
     if config.getoption("--fast"):

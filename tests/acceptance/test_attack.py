@@ -13,7 +13,8 @@ import pytest
 from bench import attack
 
 SEED = int(os.environ.get("ATTACK_SEED", "0"))
-MAX_GROWTH_MB = 700
+# The budget of connections (connections.memory.max.bytes), and 100 MB.
+MAX_GROWTH_MB = 612
 MOMENT_S = 3.0
 
 

@@ -25,7 +25,7 @@ from tests.support.share_state import ACKNOWLEDGED, ARCHIVED, AVAILABLE
 from tests.support.waiting import wait_until
 from tests.support.wire import WireClient
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.exhaustive]
 
 GROUP = "sharers"
 PARTITIONS = 6

@@ -36,7 +36,7 @@ from tests.kafka.scripts.streams_groups import beat, internal
 from tests.support.waiting import wait_until
 from tests.support.wire import WireClient
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = [pytest.mark.kafka, pytest.mark.slow, pytest.mark.exhaustive]
 
 GROUP = "moving-app"
 PARTITIONS = 6

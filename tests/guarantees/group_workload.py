@@ -34,6 +34,8 @@ from tests.support import java, kafka_libs
 VERIFIABLE_CONSUMER: Final = "org.apache.kafka.tools.VerifiableConsumer"
 JAVA: Final = {"java": "CLASSIC", "java-modern": "CONSUMER"}
 DEADLINE_S: Final = 120.0
+# What a coordinator answers until it has loaded the group.
+NOT_YET = (KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.NOT_COORDINATOR)
 
 Owned = dict[str, set[tuple[str, int]]]
 
@@ -165,7 +167,7 @@ class GroupWorkload:
                 return self._admin.describe_consumer_groups([self._group])[self._group].result(60)
             except KafkaException as error:
                 # librdkafka tries again only what failed as a whole, not one group of an answer.
-                if error.args[0].code() != KafkaError.COORDINATOR_LOAD_IN_PROGRESS:
+                if error.args[0].code() not in NOT_YET:
                     raise
                 assert time.monotonic() < deadline, "the coordinator of the group is never loaded"
             time.sleep(0.1)

@@ -193,6 +193,7 @@ def test_a_second_process_takes_over_the_tasks_of_the_one_that_is_killed(
     check(output, words)
 
 
+@pytest.mark.exhaustive
 def test_words_are_counted_once_though_the_node_is_killed(tmp_path: Path) -> None:
     settings = [argument for name, value in SETTINGS.items() for argument in ("--set", f"{name}={value}")]
     data = tmp_path / "data"

@@ -4,6 +4,8 @@
 more, so a change that makes one superfluous removes it.
 """
 
+_METADATA_MANAGER = "ottla.node.remote.topic_based_metadata_manager.TopicBasedRemoteLogMetadataManager"
+
 # Modules of one package that belong together and know each other -> why.
 MODULES_THAT_BELONG_TOGETHER: dict[frozenset[str], str] = {
     frozenset(
@@ -31,7 +33,7 @@ DUPLICATED_NAMES = frozenset({"BatchReader"})  # the kernel in Python has the na
 
 # Calls of `re` whose pattern is not written in the code -> whose it is.
 PATTERNS_OF_OPERATORS: dict[str, str] = {
-    "ottla.node.config.tables.config_def.fullmatch": "the table of settings",
+    "ottla.node.config.definitions.config_def.fullmatch": "the table of settings",
     "ottla.security.sasl.kerberos_rules.compile": "an operator's setting, in Java's syntax",
     "ottla.security.tls.principal_mapper.compile": "an operator's setting, in Java's syntax",
     "ottla.security.zookeeper_login.search": "the name of a section, escaped",
@@ -63,7 +65,7 @@ COSTLY_CALLS: dict[str, str] = {
     "ottla.metadata.log.snapshot_generator.SnapshotGenerator.write": "records of the quorum",
     "ottla.node.registry.schema_store._batches": "the pool",
     "ottla.node.remote.deleted_partitions._events": "records of brokers",
-    "ottla.node.remote.metadata_manager.TopicBasedRemoteLogMetadataManager._apply": "records of brokers",
+    f"{_METADATA_MANAGER}._apply": "records of brokers",
     "ottla.node.telemetry.client_telemetry._decode": "the pool, up to telemetry.max.bytes",
     "ottla.node.telemetry.otlp_forwarder.OtlpForwarder._post": "the pool",
     "ottla.raft.driver.snapshots.RawSnapshotWriter.check": "records of the quorum",
@@ -95,7 +97,7 @@ UNSUPERVISED_TASKS: dict[str, str] = {
     ".PendingTransactionMarkers.add_markers": "tries again until it is done",
     "ottla.log.log_flusher.LogFlusher._begin": "callers wait for it, and get its errors",
     "ottla.log.log_flusher.LogFlusher._begin_soon": "one call, this turn",
-    "ottla.node.remote.metadata_manager.TopicBasedRemoteLogMetadataManager._read_or_change": "waits for both",
+    f"{_METADATA_MANAGER}._read_or_change": "waits for both",
     "ottla.node.remote.remote_log_manager._Pool.retry_later": "one call, which starts a task",
     "ottla.node.remote.remote_log_manager._Pool.submit_later": "one call, which starts a task",
     "ottla.log.cleaner.cleaner.LogCleaner.run": "its workers end with it, and it is supervised",

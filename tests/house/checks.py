@@ -495,6 +495,24 @@ def _find_task_starts(node: ast.AST, where: str, found: dict[str, int]) -> None:
         _find_task_starts(child, inner, found)
 
 
+def version_breaches(modules: Iterable[Module]) -> Iterator[str]:
+    """In the docstring of a handler, what each version added stands in a line that begins with its number."""
+    for module in modules:
+        if not module.name.startswith("ottla.node.api.handlers."):
+            continue
+        last = -1
+        for line in (ast.get_docstring(parse(module.source)) or "").splitlines():
+            if (begins := re.match(r"Versions? (\d+)", line)) is None:
+                if re.search(r"[.;] (Version )?\d+ (is|has|names|can|may|takes|returns|added)\b", line):
+                    yield f"{module.name}: {line!r} has a version within"
+            elif int(begins[1]) <= last:
+                yield f"{module.name}: version {begins[1]} stands below version {last}"
+            else:
+                last = int(begins[1])
+                if re.search(r"; \d+ ", line):
+                    yield f"{module.name}: {line!r} has two versions"
+
+
 # Functions whose cost grows with what clients have sent, stored or named: codecs, walks over records,
 # assignments, and encodings of lists without an end.
 COSTLY_CALLS = frozenset(
@@ -512,7 +530,6 @@ COSTLY_CALLS = frozenset(
         "open_reader",
         "payload_of",
         "read_records",
-        "read_visible",
         "validate_and_assign_offsets",
     )
 )

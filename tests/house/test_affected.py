@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 import uvloop
 
-from tests.support import affected, fast
+from tests.support import affected, fast, mutations
 from tests.support.import_graph import Graph, load_graph, name_of
+from tests.support.rows import for_each
 
 ROOT = Path(__file__).parents[2]
 # All code that loads what it does not name in the call, and how the graph knows what that is.
@@ -65,7 +66,7 @@ class TestUses:
         write(root, more)
         return load_graph(root).test_modules_touched_by(["ottla.log.x"])
 
-    @pytest.mark.parametrize(
+    @for_each(
         "source",
         [
             "from ottla.log.x import X",
@@ -169,6 +170,17 @@ class TestChanges:
 
     def test_no_change_touches_nothing(self, graph: Graph) -> None:
         assert affected.select(graph, []).modules == set()
+
+    def test_the_nearest_tests_of_a_fault_come_first_and_all_that_are_touched_come(
+        self, graph: Graph
+    ) -> None:
+        file = "src/ottla/log/segment/offset_index.py"
+        first, *others = mutations.stages(graph, file, ("test", "all"))
+        assert first.tier == "test"
+        assert first.modules[0] == "tests/log/test_indexes.py"
+        touched = graph.test_modules_touched_by([graph.paths[file]])
+        run = {module for stage in (first, *others) for module in stage.modules}
+        assert run == {module for module in touched if not module.startswith("tests/house/")}
 
     def test_all_code_that_loads_by_name_is_known(self) -> None:
         found = set()

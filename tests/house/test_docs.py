@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import decision_index
+from tests.support.rows import for_each
 
 ROOT = Path(__file__).parents[2]
 _FENCE = re.compile(r"^(```|~~~).*?^\1", re.MULTILINE | re.DOTALL)
@@ -88,7 +89,7 @@ def test_the_readme_and_the_map_are_among_the_documents() -> None:
     )
 
 
-@pytest.mark.parametrize("document", documents(), ids=lambda path: path.relative_to(ROOT).as_posix())
+@for_each("document", documents(), ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_links_lead_somewhere(document: Path) -> None:
     assert list(dead_links(document, document.read_text(), ROOT)) == []
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.house import allowances, checks
 from tests.house.checks import FLOORS, Module
+from tests.support.rows import for_each
 
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src" / "ottla"
@@ -104,9 +105,12 @@ class TestTheHouse:
             for breach in checks.dead_imports(path.relative_to(ROOT).as_posix(), path.read_text(), by_name)
         )
 
-    @pytest.mark.parametrize("name", KAFKA_NAMES)
+    @for_each("name", KAFKA_NAMES)
     def test_grep_finds_what_kafka_calls_a_thing(self, modules: list[Module], name: str) -> None:
         assert any(re.search(rf"\b{name}\b", each.source) for each in modules)
+
+    def test_each_version_of_an_api_has_a_line_of_its_own(self, modules: list[Module]) -> None:
+        hold(checks.version_breaches(modules))
 
     def test_texts_use_plain_words_and_one_markup(self) -> None:
         for path in sorted(texts()):
@@ -197,6 +201,14 @@ class TestTaskCheck:
         source = f"class A:\n    def f(self):\n        return {call}"
         assert checks.costly_calls([module("ottla.node.x", source)]) == {"ottla.node.x.A.f": 3}
         assert not checks.costly_calls([module("ottla.client.x", source)])
+
+    @pytest.mark.parametrize(
+        "versions",
+        ["Version 1 has ids; 2 is flexible.", "It votes. Version 1 has ids.", "Version 2 is.\nVersion 1 is."],
+    )
+    def test_versions_that_share_a_line_are_found(self, versions: str) -> None:
+        source = f'"""Vote.\n\n{versions}\n"""'
+        assert list(checks.version_breaches([module("ottla.node.api.handlers.vote", source)]))
 
     def test_the_start_of_a_supervised_task_is_none(self) -> None:
         source = "class A:\n    def f(self):\n        self.tasks.start('x', self.run)"
@@ -412,7 +424,7 @@ class TestTextChecks:
 
 
 class TestDoorCheck:
-    @pytest.mark.parametrize(
+    @for_each(
         "source",
         [
             "import time",

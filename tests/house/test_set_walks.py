@@ -9,6 +9,7 @@ import pytest
 from tests.house import allowances
 from tests.house.checks import Module
 from tests.house.set_walks import set_walks, set_walks_of
+from tests.support.rows import for_each
 
 SOURCE = Path(__file__).parents[2] / "src" / "ottla"
 
@@ -55,7 +56,7 @@ def test_no_simulated_code_walks_a_set() -> None:
     assert not found, "\n" + "\n".join(found)
 
 
-@pytest.mark.parametrize(
+@for_each(
     "statement",
     [
         "for each in {1, 2}: pass",
@@ -101,7 +102,7 @@ def test_a_walk_is_found(statement: str) -> None:
     assert walks(inside(statement)), statement
 
 
-@pytest.mark.parametrize(
+@for_each(
     "statement",
     [
         "for each in sorted(given): pass",

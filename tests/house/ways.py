@@ -167,6 +167,8 @@ class _Cluster:
                             "transaction.state.log.num.partitions": "1",
                             "share.coordinator.state.topic.num.partitions": "1",
                             "http.listener": "",
+                            # The way of the requests that the lane leaves to the handler.
+                            "native.lane.enable": "false",
                         }
                     ),
                 )

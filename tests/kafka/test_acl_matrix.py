@@ -55,6 +55,9 @@ ELSEWHERE = {
     # No ACL is asked for; Apache Kafka serves them with a plugin that takes the metrics only.
     "GetTelemetrySubscriptions": "tests/node/test_telemetry.py",
     "PushTelemetry": "tests/node/test_telemetry.py",
+    # Kafka does not have them.
+    "DescribeShareRecords": "tests/node/test_share_records.py",
+    "AlterShareRecords": "tests/node/test_share_records.py",
     # Kafka 4.3 does not have them.
     "UnregisterController": "tests/node/test_kafka_4_4_cluster.py",
     "StreamsGroupTopologyDescriptionUpdate": "tests/node/test_kafka_4_4_cluster.py",

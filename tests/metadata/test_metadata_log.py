@@ -38,6 +38,7 @@ from ottla.sim.clock import SimClock
 from ottla.sim.disk import SimDisk
 from ottla.sim.disk_faults import SimCrash
 from tests.metadata.controller_harness import CLUSTER_ID, SmallSchema, registration, topic
+from tests.support.rows import for_each
 from tests.support.waiting import until
 
 DIR = "/data"
@@ -200,7 +201,7 @@ async def create_until_power_fails(node: Node) -> list[str]:
     raise AssertionError("the power did not fail")
 
 
-@pytest.mark.parametrize("operations", range(40))
+@for_each("operations", range(40))
 async def test_a_crash_at_any_point_loses_nothing_that_was_acknowledged(operations: int) -> None:
     node = await started(
         config=MetadataLogConfig(max_record_bytes_between_snapshots=400, max_retention_bytes=0)

@@ -61,6 +61,8 @@ class Replica:
         self._listener = await self.runtime.network.listen(connect, "127.0.0.1", self.port)
         self.port = self._listener.port
 
+    lane = None
+
     def start(self, pending: PendingRequest, frame: memoryview) -> Parts | Awaitable[Parts | None] | None:
         assert self._service is not None
         return self._service.start(pending, frame)

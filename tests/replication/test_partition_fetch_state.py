@@ -13,6 +13,7 @@ from ottla.records.batch import read_records
 from ottla.replication.partition import FetchIsolation, FollowerFetch, Partition, PendingPartitionChange
 from ottla.replication.partition_fetch_state import AfterFetch, PartitionFetchState
 from tests.replication.partition_harness import PartitionHarness, batch, registration
+from tests.support.rows import for_each
 
 REPLICAS = (0, 1, 2)
 
@@ -193,7 +194,7 @@ class Cluster:
                 self.fetch(broker)
 
 
-@pytest.mark.parametrize("seed", range(60))
+@for_each("seed", range(60))
 def test_what_is_committed_survives_every_election(seed: int) -> None:
     cluster = Cluster(seed)
     for _ in range(150):

@@ -35,6 +35,7 @@ from ottla.protocol.messages.produce import (
     TopicProduceData,
 )
 from ottla.records.builder import build_batch
+from ottla.records.types import FIRST_BROKER_PRODUCER_ID
 from ottla.testing.local_node import LocalNode
 from tests.support.principals import ADMIN, UserClient, client_of, own_settings
 from tests.support.waiting import wait_until
@@ -128,8 +129,8 @@ def grant(
     assert made.results[0].error_code == 0
 
 
-def produce(client: UserClient, name: str) -> ErrorCode:
-    data = PartitionProduceData(index=0, records=BATCH)
+def produce(client: UserClient, name: str, batch: bytes = BATCH) -> ErrorCode:
+    data = PartitionProduceData(index=0, records=batch)
     request = ProduceRequest(
         acks=-1, timeout_ms=30_000, topic_data=[TopicProduceData(name=name, partition_data=[data])]
     )
@@ -363,3 +364,17 @@ def test_names_are_compared_as_they_are(admin: UserClient, alice: UserClient, id
     grant(admin, AclOperation.ALL, TOPIC, "OPEN")
     grant(admin, AclOperation.ALL, AclResourceType.CLUSTER, CLUSTER_NAME, user="Alice")
     assert produce(alice, "open") is DENIED
+
+
+def test_a_writer_of_a_topic_does_not_pass_for_a_broker_that_writes_dead_letters(
+    admin: UserClient, alice: UserClient
+) -> None:
+    grant(admin, AclOperation.WRITE, TOPIC, "open")
+    own = build_batch([(0, None, b"x")], producer_id=7, producer_epoch=0, base_sequence=0)
+    forged = build_batch(
+        [(0, None, b"x")], producer_id=FIRST_BROKER_PRODUCER_ID | 7, producer_epoch=0, base_sequence=0
+    )
+    assert produce(alice, "open", own) is ErrorCode.NONE
+    assert produce(alice, "open", forged) is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+    grant(admin, AclOperation.CLUSTER_ACTION, AclResourceType.CLUSTER, CLUSTER_NAME)
+    assert produce(alice, "open", forged) is ErrorCode.NONE

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from ottla.security.quota.rate import QuotaWindows, Rate, TokenBucket
+from tests.support.rows import for_each
 
 
 @dataclass
@@ -52,7 +53,7 @@ class SampledRate:
         return int((value - bound) / bound * elapsed + 0.5) if value > bound else 0
 
 
-@pytest.mark.parametrize("seed", range(20))
+@for_each("seed", range(20))
 def test_throttle_times_are_those_of_the_samples_of_kafka(seed: int) -> None:
     rng = random.Random(seed)
     samples, seconds = rng.choice([(11, 1), (2, 1), (3, 5), (1, 1)])

@@ -19,6 +19,7 @@ from ottla.security.oauth.claims import (
 from ottla.security.oauth.jwks import JsonWebKeySet, JwksError, parse_jwks
 from ottla.security.sasl.mechanism import SaslFailure
 from ottla.security.sasl.oauthbearer import InitialResponse
+from tests.support.rows import for_each
 from tests.support.tokens import AUDIENCE, ISSUER, Issuer, claims, compact, encoded
 
 RULES = ClaimRules(issuer=ISSUER, audiences=frozenset((AUDIENCE, "another")))
@@ -140,7 +141,7 @@ BAD_TOKENS: dict[str, str] = {
 }
 
 
-@pytest.mark.parametrize("name", BAD_TOKENS)
+@for_each("name", BAD_TOKENS)
 def test_such_a_token_never_lets_in(name: str) -> None:
     begin = time.perf_counter()
     with pytest.raises(TokenRefused) as refused:

@@ -2,7 +2,7 @@
 
 Every run takes a few hundred seeds and seconds of chaos; `make fuzz` asks for more: `OTTLA_MODEL_SEEDS` seeds
 for the random lives of state machines, and with `OTTLA_THOROUGH=1` all variants of tests that otherwise show
-one of each kind.
+one of each kind, and other examples of Hypothesis in each run.
 """
 
 from __future__ import annotations

@@ -98,6 +98,18 @@ SPARK_CONNECTOR = Bundle(
     ),
     transitive=False,
 )
+# Kafka Connect with the connector for PostgreSQL: only for the tests of changes of a database.
+DEBEZIUM_VERSION = "3.3.1.Final"
+DEBEZIUM = Bundle(
+    f"debezium-{DEBEZIUM_VERSION}",
+    (
+        f"org.apache.kafka:connect-runtime:{KAFKA_VERSION}",
+        f"org.apache.kafka:connect-json:{KAFKA_VERSION}",
+        f"io.debezium:debezium-connector-postgres:{DEBEZIUM_VERSION}",
+        "org.apache.logging.log4j:log4j-slf4j-impl:2.25.4",
+        "org.apache.logging.log4j:log4j-core:2.25.4",
+    ),
+)
 # Java's compiler for a runtime that has none; fetched only there.
 COMPILER = Bundle("ecj-3.41.0", ("org.eclipse.jdt:ecj:3.41.0",))
 

@@ -50,7 +50,6 @@ RECORD_MODULES = (
     "headers",
     "metadata_records",
     "principal",
-    "producer_snapshot",
     "quorum_state",
     "remote_log_records",
     "share_state_records",

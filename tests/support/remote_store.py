@@ -40,7 +40,7 @@ def metadata_events(data_dir: str | Path) -> list[RemoteLogMetadataEvent]:
     return events
 
 
-def known_segments(events: Iterable[RemoteLogMetadataEvent]) -> list[RemoteLogSegmentMetadata]:
+def knlog_lineage(events: Iterable[RemoteLogMetadataEvent]) -> list[RemoteLogSegmentMetadata]:
     """The segments that are not deleted after these events, by their start offsets."""
     found: dict[object, RemoteLogSegmentMetadata] = {}
     for event in events:
@@ -56,7 +56,7 @@ def known_segments(events: Iterable[RemoteLogMetadataEvent]) -> list[RemoteLogSe
 def finished_segments(data_dir: str | Path, topic: str) -> list[RemoteLogSegmentMetadata]:
     return [
         each
-        for each in known_segments(metadata_events(data_dir))
+        for each in knlog_lineage(metadata_events(data_dir))
         if each.id.topic_partition.topic == topic
         and each.state is RemoteLogSegmentState.COPY_SEGMENT_FINISHED
     ]
@@ -84,7 +84,7 @@ def manifests(root: Path) -> list[dict[str, object]]:
 
 def unsettled(data_dir: str | Path, root: Path) -> list[str]:
     """Where the store has other objects than the metadata say, and which segments are under way."""
-    segments = known_segments(metadata_events(data_dir))
+    segments = knlog_lineage(metadata_events(data_dir))
     return sorted(stored_objects(root) ^ objects_of(segments)) + [
         f"{each.id}: {each.state.name} of {each.start_offset} to {each.end_offset} by broker {each.broker_id}"
         for each in segments

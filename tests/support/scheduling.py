@@ -15,17 +15,22 @@ from xdist.scheduler import LoadScopeScheduling
 from xdist.workermanage import WorkerController
 
 ROOT: Final = Path(__file__).resolve().parents[2]
-SPARK: Final = "what uses Spark"
+SPARK: Final = "what uses the session of Spark"
 KAFKA: Final = "what uses Apache Kafka"
-# Each test of these directories runs against Ottla and Apache Kafka.
-KAFKA_DIRECTORIES: Final = ("tests/cli/", "tests/client/", "tests/kafka/")
-KAFKA_FIXTURES: Final = ("apache_kafka", "java_driver")
+# By what a module asks for it, directly or by a fixture. A module that is missed here starts one of its own.
+ASKS_FOR: Final = (
+    ("tests/spark/", SPARK, ("spark: SparkSession", "WarmPipeline", "SourceHarness")),
+    ("tests/cli/", KAFKA, ("ottla: CommandLine",)),
+    ("tests/client/", KAFKA, ("admin: Admin", "servers: str", "broker: Broker", "topic: str")),
+    ("tests/", KAFKA, ("apache_kafka: ", "java_driver: ", '"apache_kafka"', '"java_driver"')),
+)
 # The units that are handed out first, in this order.
 EARLY: Final = (
     SPARK,
     KAFKA,
-    *("tests/cluster/", "tests/zookeeper/", "tests/acceptance/", "tests/sim/", "tests/tables/"),
-    *("tests/guarantees/", "tests/node/", "tests/security/", "tests/console/"),
+    # What is there beside the session: programs that start Spark themselves.
+    *("tests/spark/", "tests/cluster/", "tests/zookeeper/", "tests/acceptance/", "tests/sim/"),
+    *("tests/tables/", "tests/guarantees/", "tests/node/", "tests/security/", "tests/console/", "tests/cli/"),
 )
 
 
@@ -44,12 +49,11 @@ class HeavyThingsTogether(LoadScopeScheduling):  # type: ignore[misc]
 @cache
 def unit_of(module: str) -> str:
     """Return the unit of a module, given as its path below the project."""
-    if module.startswith("tests/spark/"):
-        return SPARK
-    if module.startswith(KAFKA_DIRECTORIES):
-        return KAFKA
     source = (ROOT / module).read_text()
-    return KAFKA if any(fixture in source for fixture in KAFKA_FIXTURES) else module
+    for directory, unit, words in ASKS_FOR:
+        if module.startswith(directory) and any(word in source for word in words):
+            return unit
+    return module
 
 
 def _rank(unit: str) -> int:

@@ -124,12 +124,14 @@ class WireClient:
         return bytes(data)
 
 
-def create_topic(wire: WireClient, name: str, partitions: int = 1, **configs: str) -> bytes:
+def create_topic(
+    wire: WireClient, name: str, partitions: int = 1, *, replicas: int = 1, **configs: str
+) -> bytes:
     """Create a topic that sets the scene of a test, and return its id."""
     topic = CreatableTopic(
         name=name,
         num_partitions=partitions,
-        replication_factor=1,
+        replication_factor=replicas,
         configs=[
             CreatableTopicConfig(name=key.replace("_", "."), value=value) for key, value in configs.items()
         ],

@@ -26,7 +26,7 @@ from ottla.protocol import names
 from ottla.protocol.acl import AclOperation, AclPermissionType, AclResourceType, PatternType
 from ottla.protocol.errors import KafkaError, UnsupportedVersion
 from ottla.testing.cluster_plan import free_ports
-from tests.support import java, kafka_libs
+from tests.support import committing, java, kafka_libs
 from tests.support.command_line import CommandLine
 from tests.support.waiting import wait_until
 from tests.support.zookeeper import ZooKeeperKafka
@@ -89,7 +89,7 @@ def open_a_transaction(bootstrap: str) -> Producer:
 
 def commit_offsets(bootstrap: str) -> None:
     consumer = Consumer(confluent(bootstrap, group_id="readers", enable_auto_commit=False))
-    consumer.commit(offsets=[TopicPartition("orders", p, 10 + p) for p in range(3)], asynchronous=False)
+    committing.commit_offsets(consumer, [TopicPartition("orders", p, 10 + p) for p in range(3)])
     consumer.close()
 
 

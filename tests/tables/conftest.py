@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from ottla.records.arrow import build_batches_from_arrow
 from ottla.tables.catalog import open_catalog
 from ottla.tables.settings import CatalogSettings, TableSettings
 from ottla.tables.topic_table import TopicTable
+from tests.support.visible_records import build_batches_from_arrow
 
 NOW_MS = 1_700_000_000_000
 TOPIC_ID = "fbkF4xuRX65sh4U8Z651A"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -15,9 +16,12 @@ from ottla.tables.catalog import open_catalog
 from ottla.tables.errors import TableError
 from ottla.tables.keyed_table import (
     DELETED,
+    END_AT,
     MAX_SMALL_FILES,
     SEQUENCE,
+    START_AT,
     BatchId,
+    History,
     KeyedTable,
     keyed_rows,
     last_batch,
@@ -36,14 +40,16 @@ class Killed(Exception):
 class Shop:
     """A table of customers, and those who write it."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, history: History | None = None) -> None:
         self.directory = directory
+        self.history = history
         self.catalog = open_catalog(CatalogSettings(warehouse=str(directory)), create=True)
 
     def table(
         self, on_step: Callable[[str], None] = lambda _: None, keys: tuple[str, ...] = ("id",)
     ) -> KeyedTable:
-        return KeyedTable(self.catalog, "customers", keys, f"file://{self.directory}/customers", on_step)
+        location = f"file://{self.directory}/customers"
+        return KeyedTable(self.catalog, "customers", keys, location, on_step, self.history)
 
     def apply(
         self,
@@ -67,6 +73,12 @@ class Shop:
         found = keyed_rows(self.loaded()).to_pylist()
         assert len({row["id"] for row in found}) == len(found), found
         return {row["id"]: row["name"] for row in found}
+
+    def times(self) -> list[tuple[int, str | None, int, int | None]]:
+        """The rows of a history: the key, its name, since when and until when."""
+        found = keyed_rows(self.loaded()).to_pylist()
+        times = [(row["id"], row["name"], row[START_AT], row[END_AT]) for row in found]
+        return sorted(times, key=lambda each: (each[0], each[2]))
 
     @property
     def snapshots(self) -> int:
@@ -228,3 +240,75 @@ def test_random_changes_in_random_order_with_kills_end_as_the_model_says(shop: S
         shop.apply(batch, given)
         batch += 1
     assert shop.names() == {key: name for key, name in model.items() if name is not None}
+
+
+def history_of(changes: Iterable[Change]) -> list[tuple[int, str | None, int, int | None]]:
+    """What the rows of a history are, change by change; of two with one sequence the later one."""
+    by_key: dict[int, dict[int, Change]] = {}
+    for change in changes:
+        by_key.setdefault(change[0], {})[change[2]] = change
+    found: list[tuple[int, str | None, int, int | None]] = []
+    for key, events in by_key.items():
+        name, since = None, None
+        for sequence, change in sorted(events.items()):
+            if since is not None and (change[3] or change[1] != name):
+                found.append((key, name, since, sequence))
+                since = None
+            if since is None and not change[3]:
+                since = sequence
+            name = change[1]
+        if since is not None:
+            found.append((key, name, since, None))
+    return sorted(found, key=lambda each: (each[0], each[2]))
+
+
+def test_a_history_says_what_was_true_when(tmp_path: Path) -> None:
+    shop = Shop(tmp_path / "tables", History())
+    shop.apply(0, [(1, "ada", 1, False), (2, "bob", 2, False), (1, "ada", 5, False), (2, None, 6, True)])
+    assert shop.times() == [(1, "ada", 1, None), (2, "bob", 2, 6)]
+    # Late ones: another name in between, a delete before all, a change at the time of the delete.
+    shop.apply(1, [(1, "eda", 3, False), (2, None, 1, True), (2, "rob", 6, False), (3, None, 7, True)])
+    assert shop.times() == [(1, "ada", 1, 3), (1, "eda", 3, 5), (1, "ada", 5, None), (2, "bob", 2, 6)]
+    shop.apply(2, [(3, "eve", 4, False), (2, "bob", 9, False)])
+    assert shop.times()[-3:] == [(2, "bob", 2, 6), (2, "bob", 9, None), (3, "eve", 4, 7)]
+    shop.history = None
+    with pytest.raises(TableError, match=r"has the history .*, and not None: .*--full-refresh customers`"):
+        shop.apply(3, [(1, "ada", 10, False)])
+    assert shop.apply(0, [(1, "ada", 10, False)], generation=1)
+    assert shop.names() == {1: "ada"}
+
+
+def test_columns_that_are_not_tracked_begin_no_row_of_the_history(tmp_path: Path) -> None:
+    both = {"id": [1, 1, 1], "name": ["ada", "ada", "eda"], "tags": [["a"], ["b"], ["b"]]}
+    changes = pa.table({**both, SEQUENCE: [1, 2, 3], DELETED: [False, False, False]})
+    expected = {
+        History(untracked=("tags",)): [("ada", ["b"], 1, 3), ("eda", ["b"], 3, None)],
+        History(tracked=("Tags",)): [("ada", ["a"], 1, 2), ("eda", ["b"], 2, None)],
+        History(): [("ada", ["a"], 1, 2), ("ada", ["b"], 2, 3), ("eda", ["b"], 3, None)],
+    }
+    for number, (history, rows_then) in enumerate(expected.items()):
+        shop = Shop(tmp_path / str(number), history)
+        shop.table().apply(BatchId("q", 0, 0), changes)
+        found = keyed_rows(shop.loaded()).to_pylist()
+        assert [(row["name"], row["tags"], row[START_AT], row[END_AT]) for row in found] == rows_then
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_history_is_the_same_in_whichever_order_changes_come(tmp_path: Path, seed: int) -> None:
+    random = Random(seed)
+    shop = Shop(tmp_path / "tables", History())
+    changes: list[Change] = []
+    for sequence in range(100):
+        deletes = random.random() < 0.2
+        name = None if deletes else random.choice(("ada", "bob", None))
+        changes.append((random.randrange(8), name, sequence, deletes))
+    expected = history_of(changes)
+    changes += random.sample(changes, 20)  # some come twice
+    random.shuffle(changes)
+    for batch in range(12):
+        given = changes[batch * 10 : batch * 10 + 10]
+        if random.random() < 0.4:
+            with contextlib.suppress(Killed):
+                shop.apply(batch, given, kill_at=random.choice(STEPS))
+        shop.apply(batch, given)
+    assert shop.times() == expected

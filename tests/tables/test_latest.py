@@ -11,11 +11,11 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from ottla.records.arrow import build_batches_from_arrow
 from ottla.tables.errors import MissedDeletes, OffsetsMoved, TableError
 from ottla.tables.latest import NO_KEY
 from ottla.tables.maintenance import check_rows, compact, expire
 from ottla.tables.offsets import committed_read_times
+from tests.support.visible_records import build_batches_from_arrow
 from tests.tables.conftest import NOW_MS, Warehouse
 
 Pair = tuple[bytes | None, bytes | None]

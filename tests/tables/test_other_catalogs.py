@@ -11,7 +11,7 @@ import pytest
 
 from ottla.blocking import Admin
 from ottla.spark.source.options import source_options
-from ottla.spark.source.table_files import find_tables, read_files
+from ottla.spark.source.topic_table_files import find_tables, read_files
 from ottla.tables.catalog import catalog_properties, open_catalog
 from ottla.tables.errors import OffsetsMoved
 from ottla.tables.maintenance import compact, expire, remove_orphans

@@ -175,7 +175,8 @@ async def test_topics_in_deletion_and_what_is_of_no_topic_stay_behind(tree: Znod
     tree.put("/config/topics/doomed", znodes.encode_config({"retention.ms": "1"}))
     tree.put("/config/topics/never", znodes.encode_config({"retention.ms": "1"}))
     tree.put(
-        znodes.REASSIGN_PARTITIONS, znodes.encode_reassign_partitions({TopicPartition("orders", 0): (2,)})
+        znodes.REASSIGN_PARTITIONS,
+        b'{"version":1,"partitions":[{"topic":"orders","partition":0,"replicas":[2]}]}',
     )
     _, imported = await imported_from(tree)
     assert list(imported.image.topics.by_name) == ["orders"]

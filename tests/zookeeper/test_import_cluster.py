@@ -204,12 +204,9 @@ def running(
             java.kill_process(process)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
-    "start",
-    [
-        pytest.param(as_ottla, id="ottla"),
-        pytest.param(as_apache_kafka, id="kafka", marks=pytest.mark.exhaustive),
-    ],
+    "start", [pytest.param(as_ottla, id="ottla"), pytest.param(as_apache_kafka, id="kafka")]
 )
 def test_a_cluster_goes_on_where_it_was_killed(
     cluster: ImportedCluster, start: Callable[[Path], list[str]], tmp_path: Path

@@ -23,6 +23,7 @@ from ottla.runtime.disk import RealDisk
 from ottla.zookeeper import znodes
 from ottla.zookeeper.znodes import PartitionAssignment, TopicPartitionStateZNode, TopicZNode
 from tests.support.command_line import CommandLine, Ended
+from tests.support.rows import for_each
 from tests.support.zookeeper import ApacheZooKeeper
 
 pytestmark = [pytest.mark.kafka]
@@ -125,7 +126,7 @@ def test_a_port_that_is_not_of_zookeeper_is_told(broker: Broker) -> None:
         broker.is_refused(message, "--zookeeper-config", str(config), status=UNREACHABLE)
 
 
-@pytest.mark.parametrize(
+@for_each(
     ("options", "message"),
     [
         ("--controllers nonsense", "'nonsense' is not of the form ID@HOST:PORT"),

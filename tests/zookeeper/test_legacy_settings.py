@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from ottla.node.config.definitions.config_def import ConfigError
 from ottla.node.config.node_config import NodeConfig, unknown_names
-from ottla.node.config.tables.config_def import ConfigError
 from ottla.runtime.disk import RealDisk
 from ottla.runtime.zookeeper import ZooKeeperLogin, ZooKeeperSettings, _kazoo_options
 from ottla.security.zookeeper_login import ZooKeeperSettingsError, load_login, load_tls

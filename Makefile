@@ -135,8 +135,8 @@ fuzz: $(STAMP)
 		tests/security/test_fuzz.py tests/security/tls/test_half_open.py \
 		tests/protocol/test_fuzz.py tests/acceptance/test_hostile.py tests/acceptance/test_attack.py \
 		tests/acceptance/test_kills.py tests/acceptance/test_metadata_kills.py \
-		tests/log/test_crash.py tests/log/test_compaction_crash.py tests/coordinator/group/test_random_groups.py \
-		tests/coordinator/transaction/test_model.py tests/guarantees tests/kafka tests/sim/test_quorum.py \
+		tests/log/test_crash.py tests/log/test_compaction_crash.py tests/log/test_compaction_model.py \
+		tests/coordinator/group/test_random_groups.py tests/coordinator/transaction/test_model.py tests/guarantees tests/kafka tests/sim/test_quorum.py \
 		tests/sim/test_cluster.py
 
 # The source distribution and all wheels, checked; the native ones are installed where there is no compiler, and used.

@@ -205,7 +205,7 @@ class KafkaRaftMachine:
 
     @property
     def is_shut_down(self) -> bool:
-        """Whether, after `shut_down`, every voter that has to know of the resignation knows of it."""
+        """Whether, after `shut_down`, all voters have acknowledged the resignation, if one was sent."""
         state = self.quorum.state
         return self.quorum.is_shutting_down and not (
             isinstance(state, ResignedState) and state.unacknowledged

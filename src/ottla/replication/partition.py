@@ -364,10 +364,6 @@ class Partition:
         """`min.insync.replicas`, but never more than the number of replicas."""
         return min(self.log.config.min_insync_replicas, len(self._remote_replicas) + 1)
 
-    @property
-    def is_under_min_isr(self) -> bool:
-        return self.is_leader and len(self.isr) < self.min_isr
-
     # Roles
 
     def make_leader(self, registration: PartitionRegistration, now_ms: int) -> bool:

@@ -132,6 +132,9 @@ def arrow_type(column: ColumnType) -> pa.DataType:
     if column.kind == "list":
         assert column.item is not None
         return pa.list_(arrow_type(column.item))
+    if column.kind == "map":
+        assert column.item is not None
+        return pa.map_(pa.string(), arrow_type(column.item))
     if column.kind == "decimal":
         return pa.decimal128(38, column.scale)
     return {

@@ -8,6 +8,11 @@ Exactly once follows from two rules. The snapshot of a batch has the identity of
 a batch that a snapshot has is not applied again. And a commit is made on top of the metadata in which that
 was looked up: the catalog lets one of two through, and the other looks again.
 
+With a `History` the table has what a key was at which time: of each key all changes stay, and each says from
+which sequence on its row was true, and until which. What is no row of the history is `_deleted`: a delete,
+and a change that changed nothing and that a later one stands for. So a change that comes late finds its
+place: a batch puts the whole history of its keys in order again.
+
 A batch rewrites the files that have one of its keys; the bounds of a file tell whether to look into it.
 """
 
@@ -36,8 +41,12 @@ _log = logging.getLogger(__name__)
 SEQUENCE: Final = "_sequence"
 DELETED: Final = "_deleted"
 SPECIAL: Final = (SEQUENCE, DELETED)
+START_AT: Final = "__START_AT"
+END_AT: Final = "__END_AT"
+"""The columns of a history, by the names that Spark gives them."""
 BATCH: Final = "ottla.batch"
 KEYS: Final = "ottla.keys"
+HISTORY: Final = "ottla.history"
 NAMESPACE: Final = "default"
 PRESENT: Final = -1
 _FILE_BYTES: Final = 64 * 1024 * 1024
@@ -51,6 +60,28 @@ _PROPERTIES: Final = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
 }
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """A table with what each key was at which time. A change that changes none of the tracked columns begins
+    no new row: those that are named, else all but the untracked.
+    """
+
+    tracked: tuple[str, ...] = ()
+    untracked: tuple[str, ...] = ()
+
+    def columns(self, names: Sequence[str], keys: Sequence[str]) -> list[str]:
+        """Those of these columns that are tracked."""
+        chosen, left_out = _lowered(self.tracked), _lowered((*self.untracked, *keys, *SPECIAL))
+        left_out |= _lowered((START_AT, END_AT))
+        return [
+            name for name in names if name.lower() not in left_out and (not chosen or name.lower() in chosen)
+        ]
+
+
+def _lowered(names: Sequence[str]) -> set[str]:
+    return {name.lower() for name in names}
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,20 +116,103 @@ def last_batch(metadata: TableMetadata) -> BatchId | None:
     return None if text is None else BatchId(**json.loads(text))
 
 
-def latest_changes(changes: pa.Table, keys: Sequence[str]) -> pa.Table:
-    """The change of each key that counts: the greatest sequence, and of equal ones the last row."""
-    import pyarrow as pa
-
+def _check_sequences(changes: pa.Table, keys: Sequence[str]) -> None:
     for name in (*keys, SEQUENCE):
         if changes.column(name).null_count:
             what = "the sequence" if name == SEQUENCE else f"the key {name}"
             raise TableError(f"{what} of a change is null: leave such rows out before they are merged")
+
+
+def _with_times(changes: pa.Table) -> pa.Table:
+    """The changes with the columns of a history: those that delete have an end, as they have in the table."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    sequence = changes.column(SEQUENCE)
+    end = pc.if_else(changes.column(DELETED), sequence, pa.scalar(None, sequence.type))
+    return changes.append_column(START_AT, sequence).append_column(END_AT, end)
+
+
+def latest_changes(changes: pa.Table, keys: Sequence[str]) -> pa.Table:
+    """The change of each key that counts: the greatest sequence, and of equal ones the last row."""
+    import pyarrow as pa
+
+    _check_sequences(changes, keys)
     ordered = changes.append_column("_at", pa.array(range(changes.num_rows), pa.int64()))
     ordered = ordered.select([*keys, SEQUENCE, "_at"]).sort_by(
         [(SEQUENCE, "ascending"), ("_at", "ascending")]
     )
     last = ordered.group_by(list(keys), use_threads=False).aggregate([("_at", "last")]).column("_at_last")
     return changes.take(last.combine_chunks())
+
+
+def in_history(rows: pa.Table, keys: Sequence[str], tracked: Sequence[str]) -> pa.Table:
+    """All changes of some keys, each with the time in which its row was true. Those of the table are ordered
+    before those that are new: of two with one sequence the later one counts, but a delete before all.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    # Of the rows of the table only a delete has an end and is no row of the history.
+    is_delete = pc.and_(rows.column(DELETED), pc.is_valid(rows.column(END_AT)))
+    rows = rows.append_column("_delete", is_delete)
+    rows = rows.append_column("_at", pa.array(range(rows.num_rows), pa.int64()))
+    order = [
+        *((name, "ascending") for name in (*keys, SEQUENCE)),
+        ("_delete", "ascending"),
+        ("_at", "ascending"),
+    ]
+    rows = rows.sort_by(order).combine_chunks()
+    rows = rows.filter(pc.invert(_is_next_like(rows, (*keys, SEQUENCE))))
+    if not rows.num_rows:
+        return rows.drop_columns(["_delete", "_at"])
+    no = pa.array([False], pa.bool_())
+    is_delete = rows.column("_delete").combine_chunks()
+    goes_on = _is_next_like(rows, keys)  # the key has a later change
+    is_same = pc.and_(goes_on, _is_next_like(rows, tracked))
+    # The next change is of the same row: neither of the two deletes, and nothing that is tracked differs.
+    is_extended = pc.and_(is_same, pc.invert(pc.or_(is_delete, pa.concat_arrays([is_delete[1:], no]))))
+    extends = pa.concat_arrays([no, is_extended[:-1]])
+    sequence = rows.column(SEQUENCE).combine_chunks()
+    nothing = pa.scalar(None, sequence.type)
+    later = pa.concat_arrays([sequence[1:], pa.nulls(1, sequence.type)])
+    start = pc.fill_null_forward(pc.if_else(extends, nothing, sequence))
+    end = pc.if_else(
+        is_delete, sequence, pc.if_else(pc.and_(goes_on, pc.invert(is_extended)), later, nothing)
+    )
+    found = {
+        DELETED: pc.or_(is_delete, is_extended),
+        START_AT: start,
+        END_AT: end,
+    }
+    for name, values in found.items():
+        index = rows.column_names.index(name)
+        rows = rows.set_column(index, rows.schema.field(name), values.cast(rows.schema.field(name).type))
+    return rows.drop_columns(["_delete", "_at"])
+
+
+def _is_next_like(rows: pa.Table, columns: Sequence[str]) -> pa.Array:
+    """For each row whether the next one has the same in these columns; null is like null."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    last = pa.array([False] * (rows.num_rows > 0), pa.bool_())
+    result = pa.concat_arrays([pa.array([True] * (rows.num_rows - 1), pa.bool_()), last])
+    for name in columns:
+        column = rows.column(name).combine_chunks()
+        mine, following = column[:-1], column[1:]
+        if pa.types.is_nested(column.type):
+            like = pa.array(
+                [one == other for one, other in zip(mine.to_pylist(), following.to_pylist(), strict=True)],
+                pa.bool_(),
+            )
+        else:
+            both_null = pc.and_(pc.is_null(mine), pc.is_null(following))
+            like = pc.or_(pc.fill_null(pc.equal(mine, following), False), both_null)
+        result = pc.and_(
+            result, pa.concat_arrays([like, pa.array([False] * (rows.num_rows > 0), pa.bool_())])
+        )
+    return result
 
 
 class KeyedTable:
@@ -111,6 +225,7 @@ class KeyedTable:
         keys: Sequence[str],
         location: str,
         on_step: Callable[[str], None] = lambda _: None,
+        history: History | None = None,
     ) -> None:
         self._catalog: Final = catalog
         self._identifier: Final = (NAMESPACE, name)
@@ -118,10 +233,18 @@ class KeyedTable:
         self._keys: Final = tuple(keys)
         self._location: Final = location
         self._on_step: Final = on_step
+        self._history: Final = history
+        self._properties: Final = {KEYS: json.dumps(self._keys)} | (
+            {} if history is None else {HISTORY: json.dumps(asdict(history))}
+        )
 
     def apply(self, batch: BatchId, changes: pa.Table) -> bool:
         """Commit the changes of a batch, unless the table has it. Returns whether it did not."""
-        changes = latest_changes(changes, self._keys)
+        if self._history is None:
+            changes = latest_changes(changes, self._keys)
+        else:
+            _check_sequences(changes, self._keys)
+            changes = _with_times(changes)
         for attempt in range(MAX_ATTEMPTS):
             if attempt:
                 pause_thread(0.05 * 2 ** min(attempt, 5))
@@ -151,18 +274,24 @@ class KeyedTable:
         """Whether the table has these keys, and the types of these columns."""
         mine = table.schema().as_arrow()
         known = {each.name: each for each in mine}
-        return table.properties.get(KEYS) == json.dumps(self._keys) and all(
+        return self._is_of_this_kind(table) and all(
             same_type(known[each.name].type, each.type) for each in schema if each.name in known
         )
 
+    def _is_of_this_kind(self, table: Table) -> bool:
+        return all(table.properties.get(name) == self._properties.get(name) for name in (KEYS, HISTORY))
+
     def _check_keys(self, table: Table) -> None:
-        known = table.properties.get(KEYS)
-        if known != json.dumps(self._keys):
-            raise TableError(
-                f"table {self._name} has the keys {known}, and not {json.dumps(self._keys)}: its rows would "
-                "be taken for others. Restore the keys, or compute it again: `ottla pipeline run "
-                f"--full-refresh {self._name}`"
-            )
+        if self._is_of_this_kind(table):
+            return
+        known, what = table.properties.get(HISTORY), "the history"
+        wanted = self._properties.get(HISTORY)
+        if known == wanted:
+            known, what, wanted = table.properties.get(KEYS), "the keys", self._properties[KEYS]
+        raise TableError(
+            f"table {self._name} has {what} {known}, and not {wanted}: its rows would be taken for others. "
+            f"Restore {what}, or compute it again: `ottla pipeline run --full-refresh {self._name}`"
+        )
 
     def _try_commit(self, table: Table, batch: BatchId, changes: pa.Table, *, restarts: bool) -> bool:
         replaced, files = self._rewrite(table, changes, everything=restarts)
@@ -190,6 +319,7 @@ class KeyedTable:
         replaced: list[DataFile] = []
         files: list[DataFile] = []
         held: list[pa.Table] = []
+        former: list[pa.Table] = []  # of a history: what the keys of these changes have so far
         stale: set[int] = set()
         low, high = _bounds(changes.column(self._keys[0]))
         for task in table.scan().plan_files():
@@ -201,6 +331,8 @@ class KeyedTable:
             rows = _read(table, task)
             gone, older = self._matches(rows, changes)
             stale |= older
+            if gone and self._history is not None:
+                former.append(rows.take(pa.array(sorted(gone), pa.int64())))
             if not gone:
                 continue
             replaced.append(task.file)
@@ -212,7 +344,11 @@ class KeyedTable:
         if stale:
             taken = pa.array([index not in stale for index in range(changes.num_rows)], pa.bool_())
             changes = changes.filter(taken)
-        held.append(_fitted(table, changes, self._name))
+        changes = _fitted(table, changes, self._name)
+        if self._history is not None:
+            tracked = self._history.columns(changes.column_names, self._keys)
+            changes = in_history(pa.concat_tables([*former, changes]), self._keys, tracked)
+        held.append(changes)
         files += self._write(table, pa.concat_tables(held))
         return replaced, files
 
@@ -228,11 +364,17 @@ class KeyedTable:
             return pa.table(columns)
 
         mine = places(rows, "_row")
+        if self._history is not None:
+            kind = changes.schema.field(SEQUENCE).type
+            changes = changes.group_by(list(self._keys)).aggregate([])
+            changes = changes.append_column(SEQUENCE, pa.nulls(changes.num_rows, kind))
         given = places(changes, "_change")
         for name in self._keys:
             index = given.column_names.index(name)
             given = given.set_column(index, name, given.column(name).cast(mine.column(name).type))
         found = mine.join(given, keys=list(self._keys), join_type="inner")
+        if self._history is not None:  # all that the table has of these keys
+            return set(found.column("at_row").to_pylist()), set()
         sequence = found.column("sequence_change").cast(found.column("sequence_row").type)
         is_older = pc.greater(found.column("sequence_row"), sequence)
         older = found.filter(is_older).column("at_change").to_pylist()
@@ -266,7 +408,7 @@ class KeyedTable:
                     properties={
                         **_PROPERTIES,
                         LOCATION: self._location,
-                        KEYS: json.dumps(self._keys),
+                        **self._properties,
                     },
                 )
             except TableAlreadyExistsError:

@@ -102,8 +102,6 @@ class CommitResult:
     files: int = 0
     bytes: int = 0
     snapshot_id: int | None = None
-    # Whether an earlier attempt had got through without a word of it.
-    is_repeated: bool = False
 
 
 @dataclass(slots=True)
@@ -361,6 +359,9 @@ class TopicTable:
         )
 
     def _check_offsets(self, offsets: dict[int, int]) -> None:
+        """Recognise a commit that is repeated, as after a crash, or of a former leader: OffsetsMoved if the
+        table has the rows of this round, or others, already.
+        """
         for partition, each in self._round.ranges.items():
             if offsets.get(partition) != each.expected:
                 raise OffsetsMoved(

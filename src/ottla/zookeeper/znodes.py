@@ -61,10 +61,7 @@ CONSUMERS: Final = "/consumers"
 
 # The prefixes of sequential znodes; ZooKeeper adds ten digits.
 CONFIG_CHANGE_PREFIX: Final = "config_change_"
-ISR_CHANGE_PREFIX: Final = "isr_change_"
-LOG_DIR_EVENT_PREFIX: Final = "log_dir_event_"
 ACL_CHANGE_PREFIX: Final = "acl_changes_"
-TOKEN_CHANGE_PREFIX: Final = "token_change_"
 
 # What a broker creates at its start, in this order, with the parents that are missing.
 PERSISTENT_PATHS: Final = (
@@ -504,18 +501,6 @@ class ScramZNodeCredential(NamedTuple):
 # /admin
 
 
-def encode_reassign_partitions(replicas: Mapping[TopicPartition, Sequence[int]]) -> bytes:
-    return encode_json(
-        {
-            "version": 1,
-            "partitions": [
-                {"topic": tp.topic, "partition": tp.partition, "replicas": list(ids)}
-                for tp, ids in replicas.items()
-            ],
-        }
-    )
-
-
 def decode_reassign_partitions(data: bytes) -> dict[TopicPartition, tuple[int, ...]]:
     path = REASSIGN_PARTITIONS
     return {
@@ -526,27 +511,11 @@ def decode_reassign_partitions(data: bytes) -> dict[TopicPartition, tuple[int, .
     }
 
 
-def encode_partitions(partitions: Iterable[TopicPartition]) -> bytes:
-    """The data of a preferred election, and of a notification of changed in-sync sets."""
-    return encode_json(
-        {"version": 1, "partitions": [{"topic": tp.topic, "partition": tp.partition} for tp in partitions]}
-    )
-
-
 def decode_partitions(path: str, data: bytes) -> list[TopicPartition]:
     return [
         TopicPartition(_member(path, each, "topic", str), _int(path, each, "partition"))
         for each in _member(path, decode_json(path, data), "partitions", list)
     ]
-
-
-def encode_log_dir_event(broker_id: int) -> bytes:
-    """The notification that a broker has lost a log directory."""
-    return encode_json({"version": 1, "broker": broker_id, "event": 1})
-
-
-def decode_log_dir_event(path: str, data: bytes) -> int:
-    return _int(path, decode_json(path, data), "broker")
 
 
 # /latest_producer_id_block

@@ -68,8 +68,10 @@ class _Decided(Generic[T]):
     published: Awaitable[None] | None
 
 
-async def _respond(decided: Awaitable[_Decided[T]]) -> T:
+async def _respond(decided: Awaitable[_Decided[T] | KafkaError]) -> T:
     made = await decided
+    if isinstance(made, KafkaError):
+        raise made.again()
     await made.committed
     if made.published is not None:
         with contextlib.suppress(TimeoutError):
@@ -170,6 +172,18 @@ class QuorumController:
         return _respond(self._decisions.submit(lambda: self._decide(choose, for_client, on_appended)))
 
     async def _decide(
+        self,
+        choose: Callable[[Controller], Result[T] | Decision[T]],
+        for_client: bool,
+        on_appended: Callable[[T, int], None] | None,
+    ) -> _Decided[T] | KafkaError:
+        """Decide, or return why not: an error that went through a future would keep all its frames."""
+        try:
+            return await self._decide_and_append(choose, for_client, on_appended)
+        except KafkaError as error:
+            return error.again()
+
+    async def _decide_and_append(
         self,
         choose: Callable[[Controller], Result[T] | Decision[T]],
         for_client: bool,

@@ -509,7 +509,7 @@ class MetadataLog:
 
     @property
     def led_epoch(self) -> int:
-        """The epoch that this node leads and before which everything is replayed; -1 if there is none."""
+        """The epoch in which this node leads and has replayed all earlier records; -1 if there is none."""
         client = self.client
         return client.epoch if client.is_leader and client.epoch == self._led_epoch else -1
 

@@ -15,8 +15,8 @@ A fetch without a session has the same object for the time of the request, so th
 changed while it waits. Clients that never use sessions (librdkafka) name all of their partitions in each
 request. If these are many, the connection keeps them (`KeptFetch`) for the next request, with what was read.
 
-A follower's clean partitions are those in whose ISR it is and of which it has everything. As it goes on
-fetching in the session it still has everything, which `last_fetch_ms` says to the partitions.
+A follower's clean partitions are those that it is in the ISR of and has all records of. While it fetches in
+the session it still has all of them: `last_fetch_ms` tells the partitions so.
 
 The cache has a fixed number of slots. When it is full, a new session replaces the least recently used one if
 that has been idle for more than two minutes. Otherwise it replaces the least valuable of the sessions that
@@ -642,10 +642,6 @@ class FetchSessionCache:
 
     def __len__(self) -> int:
         return len(self._sessions)
-
-    @property
-    def cached_partitions(self) -> int:
-        return sum(len(session.partitions) for session in self._sessions.values())
 
     def new_context(
         self,

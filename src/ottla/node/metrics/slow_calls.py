@@ -17,7 +17,7 @@ _GIVEN_UP_NS: Final = 60_000_000_000
 
 
 class SlowCall:
-    """A kind of call of which one runs at a time, in the pool. A scrape waits for it for a bounded time, so a
+    """A call that runs in the pool, never twice at a time. A scrape waits for it for a bounded time, so a
     disk that hangs takes one thread a minute at most.
     """
 

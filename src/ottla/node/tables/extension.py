@@ -36,7 +36,7 @@ class TopicTablesExtension(BrokerExtension):
             self._update(delta.changed_configs, image)
 
     def topic_status(self, topic: str) -> Mapping[str, str]:
-        """How this broker gets on with the topic's table, for `ottla tables`."""
+        """The state of the topic's table on this broker, as `ottla tables` shows it."""
         if self._keeper.made is None or (status := self._keeper.made.status(topic)) is None:
             return {}
         from ottla.tables.settings import TABLE_STATUS

@@ -1,4 +1,4 @@
-"""The tables of topics that this broker keeps. A broker of which no topic asked for one has no series."""
+"""The tables of topics that this broker keeps. A broker that keeps none has no series."""
 
 from __future__ import annotations
 

@@ -26,8 +26,8 @@ from typing import Any, Final, Protocol
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType, TopicImage
 from ottla.metadata.image.image import MetadataImage
 from ottla.node.cluster.replication import BrokerReplication
+from ottla.node.config.definitions.topic import TOPIC
 from ottla.node.config.node_config import NodeConfig
-from ottla.node.config.tables.topic import TOPIC
 from ottla.node.fetch.partition_reader import PartitionReader, complete
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import TopicPartition, uuid_text

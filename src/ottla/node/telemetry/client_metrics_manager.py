@@ -28,7 +28,7 @@ from ottla.node.config.client_metrics import (
     ClientMetricsSubscription,
     subscriptions_of,
 )
-from ottla.node.config.tables.config_def import ConfigError
+from ottla.node.config.definitions.config_def import ConfigError
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.get_telemetry_subscriptions import GetTelemetrySubscriptionsResponse
 from ottla.protocol.messages.push_telemetry import PushTelemetryRequest

@@ -38,6 +38,10 @@ class TracingDispatcher:
         self._kind: Final = SpanKind.SERVER
         self._listener: Final = listener
 
+    @property
+    def lane(self) -> None:
+        """Each request gets its span, so none passes by."""
+
     def start(self, pending: PendingRequest, frame: memoryview) -> Parts | Awaitable[Parts | None] | None:
         name, attributes = _described(frame)
         attributes["network.peer.address"], attributes["network.peer.port"] = pending.connection.peer

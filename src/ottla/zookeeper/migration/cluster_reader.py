@@ -76,7 +76,6 @@ class ZooKeeperCluster:
     """When the newest of the znodes was changed."""
     has_changed: bool = False
     """Whether a controller has run while the znodes were read."""
-    znodes_read: int = 0
     damaged: list[str] = field(default_factory=list)
 
 
@@ -250,7 +249,6 @@ class _Reader:
             if error.code is ZooKeeperErrorCode.NO_NODE:
                 return None
             raise
-        self._cluster.znodes_read += 1
         self._cluster.changed_ms = max(self._cluster.changed_ms, node.stat.mtime_ms)
         return node
 

@@ -29,14 +29,6 @@ _MAGIC_POSITION: Final = 16
 _CURRENT_MAGIC: Final = 2
 
 
-@dataclass(frozen=True, slots=True)
-class BrokerDirectories:
-    """The data directories of one broker, as they are on this machine."""
-
-    broker_id: int
-    paths: tuple[str, ...]
-
-
 @dataclass(slots=True)
 class DirectoryFacts:
     path: str

@@ -70,8 +70,6 @@ class ImportedMetadata:
     image: MetadataImage
     findings: Findings
     topic_ids: dict[str, bytes] = field(default_factory=dict)
-    given_ids: list[str] = field(default_factory=list)
-    """The topics whose ids ZooKeeper does not have."""
 
     def records(self) -> list[MetadataRecord]:
         return self.image.records()
@@ -121,7 +119,7 @@ class _Import:
             scram=self._scram(),
             delegation_tokens=self._tokens(),
         )
-        return ImportedMetadata(image, self._findings, self._topic_ids, self._given_ids)
+        return ImportedMetadata(image, self._findings, self._topic_ids)
 
     def _features(self) -> FeaturesImage:
         levels = bootstrap_levels(self._version)

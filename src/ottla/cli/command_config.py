@@ -22,7 +22,7 @@ _path: ContextVar[str | None] = ContextVar("command_config", default=None)
 
 @contextmanager
 def for_one_command(path: str | None) -> Iterator[None]:
-    """Have the clients of this command, and of no later one in this process, take their settings from a file."""
+    """Have the clients of this command take their settings from a file, and those of no later command."""
     token = _path.set(path)
     try:
         yield

@@ -2,8 +2,8 @@
 
 Every process of the run writes one line of JSON for each phase of a test and for each fixture that was made,
 with its seconds and the processor seconds of this process and of the children that have ended. Where tests
-are handed out, the processes of the run are looked at every second, and those that cost most are counted:
-Java, Spark, nodes, browsers. `python -m tests.support.costs DIRECTORY` prints where the time went.
+are handed out, the processes of the run are looked at every second, and written with the test that started
+each: Java, Spark, nodes, browsers. `python -m tests.support.costs DIRECTORY` prints where the time went.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ class Costs:
         self._hands_out = worker == "main"
         self._ended = threading.Event()
         self._directory = directory
+        self._watcher: threading.Thread | None = None
 
     def pytest_sessionstart(self) -> None:
         from ottla.testing.local_node import LocalNode
@@ -63,7 +64,8 @@ class Costs:
 
         LocalNode.start = counted  # type: ignore[assignment, method-assign]
         if self._hands_out:
-            threading.Thread(target=self._watch_processes, daemon=True).start()
+            self._watcher = threading.Thread(target=self._watch_processes, daemon=True)
+            self._watcher.start()
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: Any, request: Any) -> Iterator[None]:
@@ -93,6 +95,8 @@ class Costs:
 
     def pytest_sessionfinish(self) -> None:
         self._ended.set()
+        if self._watcher is not None:
+            self._watcher.join()
         self._out.flush()
 
     def _phase(self, kind: str, item: pytest.Item) -> Iterator[None]:
@@ -115,20 +119,22 @@ class Costs:
         self._out.write(json.dumps(fields) + "\n")
 
     def _watch_processes(self) -> None:
-        seen: set[tuple[int, float]] = set()
-        with (self._directory / "processes.jsonl").open("w") as out:
-            while not self._ended.wait(LOOK_SECONDS):
-                for process in psutil.Process().children(recursive=True):
-                    try:
-                        key = (process.pid, process.create_time())
-                        if key in seen:
-                            continue
-                        seen.add(key)
+        """Note what each process takes until it was last seen, and write all at the end."""
+        seen: dict[tuple[int, float], dict[str, Any]] = {}
+        while not self._ended.wait(LOOK_SECONDS):
+            for process in psutil.Process().children(recursive=True):
+                try:
+                    key = (process.pid, process.create_time())
+                    if key not in seen:
                         command = " ".join(process.cmdline())
-                    except psutil.Error:
-                        continue
-                    out.write(json.dumps({"kind": _kind_of(command), "command": command[-400:]}) + "\n")
-                    out.flush()
+                        by = process.environ().get("PYTEST_CURRENT_TEST", "").partition(" ")[0]
+                        seen[key] = {"kind": _kind_of(command), "command": command[-400:], "test": by}
+                    times = process.cpu_times()
+                    seen[key]["cpu"] = round(times.user + times.system, 2)
+                except psutil.Error:
+                    continue
+        with (self._directory / "processes.jsonl").open("w") as out:
+            out.writelines(json.dumps(each) + "\n" for each in seen.values())
 
 
 def _cpu_seconds() -> float:
@@ -166,10 +172,24 @@ def main(directory: Path, most: int = 40) -> None:
     print(
         f"{len(tests)} tests, {sum(tests.values()):.0f} s, {cpu:.0f} s of processors, {nodes:.0f} LocalNodes"
     )
-    processes = (directory / "processes.jsonl").read_text().splitlines()
-    kinds = collections.Counter(json.loads(line)["kind"] for line in processes)
-    print("processes:", ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()))
-    for title, sums in (("folders", folders), ("modules", modules), ("tests", tests), ("fixtures", fixtures)):
+    kinds: collections.Counter[str] = collections.Counter()
+    kinds_cpu: collections.Counter[str] = collections.Counter()
+    started_cpu: collections.Counter[str] = collections.Counter()
+    for line in (directory / "processes.jsonl").open():
+        each = json.loads(line)
+        kinds[each["kind"]] += 1
+        kinds_cpu[each["kind"]] += each.get("cpu", 0)
+        started_cpu[each["test"] or "no test"] += each.get("cpu", 0)
+    print("processes, with their seconds of processors as far as they were seen:")
+    for kind, seconds in kinds_cpu.most_common():
+        print(f"{seconds:8.1f}  {kind}  x{kinds[kind]}")
+    for title, sums in (
+        ("folders", folders),
+        ("modules", modules),
+        ("tests", tests),
+        ("fixtures", fixtures),
+        ("tests, by the processors of what they started", started_cpu),
+    ):
         print(f"\n{title}")
         for name, seconds in sums.most_common(most):
             print(f"{seconds:8.1f}  {name}" + (f"  x{made[name]}" if sums is fixtures else ""))

@@ -159,6 +159,7 @@ def check_writable(wire: WireClient, names: list[str]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_what_was_acknowledged_of_topics_outlives_every_kill(tmp_path: Path) -> None:
     chance = random.Random(SEED)
     print(f"repeat with KILL_SEED={SEED}")

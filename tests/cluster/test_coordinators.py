@@ -94,7 +94,8 @@ def test_offsets_that_were_committed_are_known_to_the_next_coordinator(
     assert found == {index: 10 + index for index in range(PARTITIONS)}
 
 
-@pytest.mark.parametrize("protocol", [pytest.param("classic", marks=pytest.mark.exhaustive), "consumer"])
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
 def test_a_group_goes_on_when_its_coordinator_dies(
     cluster: LocalCluster, make_topic: MakeTopic, protocol: str
 ) -> None:

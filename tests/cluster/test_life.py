@@ -123,6 +123,7 @@ def test_a_leader_that_falls_silent_is_followed_and_what_it_says_later_does_not_
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_rolling_restart_disturbs_no_client(cluster: LocalCluster, make_topic: MakeTopic) -> None:
     topic = make_topic(partitions=3)
     with Load(cluster.bootstrap_servers, topic, 3, per_second=2000) as load:

@@ -98,6 +98,7 @@ def fetch(node: ClusterNode, topic: str, offset: int, *, rack: str = "") -> Part
 # Racks
 
 
+@pytest.mark.exhaustive
 def test_a_consumer_that_names_its_rack_is_sent_to_the_replica_there(cluster: LocalCluster) -> None:
     topic = new_topic(cluster, 1, 2, 3)
     leader, near = cluster.node(1), cluster.node(2)

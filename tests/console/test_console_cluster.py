@@ -14,6 +14,7 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.slow
 
 
+@pytest.mark.exhaustive
 def test_the_overview_says_what_a_dead_broker_means() -> None:
     with LocalCluster(3, {"http.listener": "http://127.0.0.1:0"}) as cluster:
         with Admin(cluster.bootstrap_servers) as admin:

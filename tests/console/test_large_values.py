@@ -60,6 +60,7 @@ def test_a_value_of_100_mb_is_cut_and_downloaded_whole(node: tuple[NodeProcess, 
     assert message["value"].encode() == VALUE
 
 
+@pytest.mark.exhaustive
 def test_downloads_that_nothing_reads_do_not_fill_the_memory(node: tuple[NodeProcess, ApiClient]) -> None:
     process, api = node
     address = ("127.0.0.1", int(api.url.rpartition(":")[2]))

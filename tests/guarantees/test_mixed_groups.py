@@ -49,19 +49,16 @@ def workload(node: LocalNode, tmp_path: Path) -> Iterator[GroupWorkload]:
 
 CLASSIC = (*PYTHON, "java")
 ALL_CLIENTS = (*CLASSIC, "librdkafka-modern", "ottla-modern", "java-modern")
-CLIENT_MIXES = {
-    "python": PYTHON,
-    **({"python-java": CLASSIC} if THOROUGH else {}),
-    "both-protocols": ALL_CLIENTS,
-}
+CLIENT_MIXES = [
+    ("python", PYTHON, pytest.mark.exhaustive),
+    ("python-java", CLASSIC, [pytest.mark.kafka, pytest.mark.exhaustive]),
+    ("both-protocols", ALL_CLIENTS, pytest.mark.kafka),
+]
 
 
 @pytest.mark.parametrize(
     "clients",
-    [
-        pytest.param(clients, id=name, marks=[pytest.mark.kafka] if "java" in clients else [])
-        for name, clients in CLIENT_MIXES.items()
-    ],
+    [pytest.param(clients, id=name, marks=mark) for name, clients, mark in CLIENT_MIXES],
 )
 def test_members_die_pause_and_return_and_nothing_is_lost(
     workload: GroupWorkload, clients: tuple[str, ...]

@@ -21,6 +21,7 @@ TASKS = 2 * PARTITIONS  # one subtopology reads the lines, another counts their 
 SETTINGS = {"group.streams.initial.rebalance.delay.ms": 0}
 
 
+@pytest.mark.exhaustive
 def test_instances_scale_out_and_in_with_standby_tasks(tmp_path: Path) -> None:
     with LocalNode(SETTINGS) as node:
         session = Session(node.bootstrap_servers)

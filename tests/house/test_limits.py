@@ -74,6 +74,7 @@ def run(directory: Path, suite: str, *options: str, more: str = "") -> subproces
     )
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("suite", "options", "more", "told"),
@@ -85,12 +86,11 @@ def run(directory: Path, suite: str, *options: str, more: str = "") -> subproces
             ["in spark", "crashed while running", "1 passed"],
         ),
         (HANGS_ON_THE_WAY_OUT, ["--timeout", "200"], "limits.LEAVE_SECONDS = 2", ["_shutdown", "1 passed"]),
-        pytest.param(
+        (
             TAKES_LONG,
             ["-n", "2", "--timeout", "200"],
             "limits.RUN_SECONDS = 25",
             ["running: test_it.py::test_culprit", "2 failed", "in test_culprit"],
-            marks=pytest.mark.exhaustive,
         ),
     ],
     ids=["behind-a-failure", "on-the-way-out", "as-a-whole"],

@@ -17,6 +17,7 @@ from tests.support.java_driver import JavaDriver, JavaDriverError, Message
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
 
+@pytest.mark.exhaustive
 def test_records_of_both_clients_survive_a_kill(
     tmp_path: Path, java_driver: JavaDriver, old_java_driver: JavaDriver
 ) -> None:

@@ -181,20 +181,22 @@ def test_producer_ids_are_never_given_out_twice(wire: WireClient) -> None:
 
 
 def test_a_fault_of_the_node_is_an_error_that_producers_retry(
-    wire: WireClient, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """KAFKA-14034: UNKNOWN_SERVER_ERROR made the Java client write twice."""
-    create_topic(wire, "fault")
 
     def fail(*_: object, **__: object) -> None:
         raise RuntimeError("a bug")
 
-    with monkeypatch.context() as patch:
-        patch.setattr(Partition, "append_records_to_leader", fail)
-        answer = produce(wire, "fault", records(b"1"))
-    assert ErrorCode(answer.error_code).retriable
-    assert "a bug" in caplog.text
-    assert produce(wire, "fault", records(b"1")).base_offset == 0
+    # The lane appends by itself.
+    with LocalNode({"native.lane.enable": "false"}) as node, WireClient(node.bootstrap_servers) as wire:
+        create_topic(wire, "fault")
+        with monkeypatch.context() as patch:
+            patch.setattr(Partition, "append_records_to_leader", fail)
+            answer = produce(wire, "fault", records(b"1"))
+        assert ErrorCode(answer.error_code).retriable
+        assert "a bug" in caplog.text
+        assert produce(wire, "fault", records(b"1")).base_offset == 0
 
 
 @pytest.mark.slow

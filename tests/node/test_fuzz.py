@@ -27,7 +27,7 @@ from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersions
 from ottla.protocol.schema import Struct
 from ottla.testing.local_node import LocalNode
 
-SECONDS = float(os.environ.get("FUZZ_SECONDS", "15"))
+SECONDS = float(os.environ.get("FUZZ_SECONDS", "6"))
 SEED = int(os.environ.get("FUZZ_SEED", "20261115"))
 # It would end the test rather than the node: a broker that unregisters itself.
 NOT_SENT = {API_KEY for API_KEY in ROUTES if API[API_KEY].name == "UnregisterBroker"}

@@ -26,7 +26,7 @@ from ottla.protocol.schema import Struct
 from ottla.testing.cluster_plan import free_ports
 from ottla.testing.local_node import LocalNode
 
-SECONDS = float(os.environ.get("FUZZ_SECONDS", "10"))
+SECONDS = float(os.environ.get("FUZZ_SECONDS", "5"))
 SEED = int(os.environ.get("FUZZ_SEED", "20261115"))
 CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qk"
 NOT_SENT = {key for key in ROUTES if API[key].name == "UnregisterBroker"}

@@ -111,8 +111,10 @@ def test_a_request_for_many_partitions_lets_other_connections_have_their_turn(
         seen.append(topic.name)
         return append(self, topic, data)
 
+    # The lane would answer the other connection without the turn that is noted here.
+    settings = {"native.lane.enable": "false", "log.retention.ms": -1}  # the records are from 1970
     with (
-        LocalNode({"log.retention.ms": -1}) as node,  # the records are from 1970
+        LocalNode(settings) as node,
         WireClient(node.bootstrap_servers) as wire,
         WireClient(node.bootstrap_servers) as other,
     ):

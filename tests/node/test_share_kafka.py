@@ -155,6 +155,7 @@ def test_what_a_member_that_died_had_goes_to_others(
     assert lag(node, java_driver, "dying") == 0
 
 
+@pytest.mark.exhaustive
 def test_a_renewed_lock_does_not_expire(
     node: LocalNode, java_driver: JavaDriver, driver: ShareDriver
 ) -> None:

@@ -205,6 +205,7 @@ async def _open(settings: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_session_goes_on_with_the_next_token(node: LocalNode, issuer: Issuer) -> None:
     """A producer works for longer than its first token is valid."""
     given: list[float] = []

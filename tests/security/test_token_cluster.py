@@ -53,6 +53,7 @@ def node_settings(node_id: int, directory: Path, ports: list[int], keys: Path, t
     }
 
 
+@pytest.mark.exhaustive
 def test_tokens_of_nodes_and_users(tmp_path: Path) -> None:
     issuer = Issuer("ES256")
     keys, token = tmp_path / "keys.json", tmp_path / "token"

@@ -36,6 +36,7 @@ SEEDS = {
     "quorum": (5,),
     "node": (5,),
 }
+WITNESSES = ("drawn features", "quorum", "node")
 # (seed of hashes, allocator, seed of the garbage): with `malloc` objects are where the C library puts them.
 LAYOUTS = (("0", "pymalloc", 1), ("7", "malloc", 2), ("1234", "pymalloc", 3))
 
@@ -88,10 +89,7 @@ def lived(kind: str, hash_seed: str, allocator: str, garbage: int) -> subprocess
 @pytest.mark.timeout(900)  # three processes, each with whole runs: much for a machine that is busy
 @pytest.mark.parametrize(
     "kind",
-    [
-        kind if kind in ("node", "quorum", "cluster") else pytest.param(kind, marks=pytest.mark.exhaustive)
-        for kind in RUNS
-    ],
+    [kind if kind in WITNESSES else pytest.param(kind, marks=pytest.mark.exhaustive) for kind in RUNS],
 )
 def test_a_seed_is_the_same_run_in_any_process(kind: str) -> None:
     outputs = []

@@ -146,6 +146,7 @@ def test_the_example_for_airflow_is_a_program() -> None:
 
 @pytest.mark.slow
 @pytest.mark.spark
+@pytest.mark.exhaustive
 def test_a_project_runs_in_two_environments_of_one_cluster(
     warm_pipeline: Callable[[str], WarmPipeline], admin: Admin, producer: Producer
 ) -> None:

@@ -316,6 +316,7 @@ def test_a_run_on_a_full_disk_fails_and_the_next_one_completes(
         assert failed > 0
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_fails_leaves_results_readable(
     warm_pipeline: Callable[[str], WarmPipeline], producer: Producer
 ) -> None:

@@ -202,15 +202,11 @@ def test_changes_that_cannot_be_merged(columns: dict[str, DataType], problem: st
         merge_writer(options, schema)
 
 
-@pytest.mark.slow
-@pytest.mark.spark
-def test_the_changes_of_a_database_end_as_its_rows(
-    warm_pipeline: Callable[[str], WarmPipeline], admin: Admin, producer: Producer
-) -> None:
-    pipeline = warm_pipeline("cdc")
-    prepared(pipeline, "cdc")
-    admin.topics.create("cdc.customers", partitions=2)
-    database = Database(producer, "cdc.customers")
+def merged_twice(pipeline: WarmPipeline, name: str, admin: Admin, producer: Producer) -> Database:
+    """Run the project over a database's first rows, and over changes of them."""
+    prepared(pipeline, name)
+    admin.topics.create(f"{name}.customers", partitions=2)
+    database = Database(producer, f"{name}.customers")
     for number in range(6):
         database.put(number, f"n{number}")
     pipeline.run()
@@ -223,11 +219,30 @@ def test_the_changes_of_a_database_end_as_its_rows(
     database.delete(3)
     assert "plan: 1 flow continues" in pipeline.run()
     assert shown(pipeline) == database.rows
+    return database
+
+
+@pytest.mark.slow
+@pytest.mark.spark
+def test_the_changes_of_a_database_end_as_its_rows(
+    warm_pipeline: Callable[[str], WarmPipeline], admin: Admin, producer: Producer
+) -> None:
+    pipeline = warm_pipeline("cdc")
+    merged_twice(pipeline, "cdc", admin, producer)
     answer = pipeline(
         "sql", "SELECT count(*) AS n, max(name) AS name, min(year(at)) AS y FROM customers", "--json"
     )
     assert json.loads(answer.stdout) == {"n": 6, "name": "new", "y": 2026}, answer.stderr
 
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.spark
+def test_changes_are_read_again_of_some_hours_and_from_the_beginning(
+    warm_pipeline: Callable[[str], WarmPipeline], admin: Admin, producer: Producer
+) -> None:
+    pipeline = warm_pipeline("cdc_again")
+    database = merged_twice(pipeline, "cdc_again", admin, producer)
     # The code is mended, and what came wrong in some hours is read again.
     said = pipeline("run", "-b", pipeline.bootstrap, "--to", "1h").stderr
     assert "--to goes with --from" in said

@@ -81,6 +81,7 @@ steps:
 """
 
 
+@pytest.mark.exhaustive
 def test_windows_close_by_the_time_of_the_records(warm_pipeline: Callable[[str], WarmPipeline]) -> None:
     pipeline = warm_pipeline("second")
     pipeline.define("clicks.py", WINDOWS, cases={"windows.yml": WINDOWS_CASE})

@@ -430,6 +430,7 @@ def test_the_inputs_tell_whether_a_repeated_batch_is_the_committed_one(sink: Sin
         assert [record.value for record in sink.records(target)] == written
 
 
+@pytest.mark.exhaustive
 def test_an_aggregate_is_written_whole_in_complete_mode(sink: Sink, files: Files, tmp_path: Path) -> None:
     topic = sink.new_topic()
     counts = files(2, 10).selectExpr("value % 2 AS odd").groupBy("odd").count()
@@ -439,6 +440,7 @@ def test_an_aggregate_is_written_whole_in_complete_mode(sink: Sink, files: Files
     assert {float(key): value for key, value in latest.items()} == {0.0: b"10", 1.0: b"10"}
 
 
+@pytest.mark.exhaustive
 def test_a_batch_of_a_stream_that_fails_is_repeated_whole(sink: Sink, files: Files, tmp_path: Path) -> None:
     topic = sink.new_topic(partitions=2)
     fuse = tmp_path / "fuse"

@@ -54,6 +54,7 @@ def update(bootstrap: str, round: int, count: int = 300) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_table_has_the_latest_values_of_its_topic_while_workers_are_killed(tmp_path: Path) -> None:
     data = str(tmp_path / "data")
     settings = HTTP | {"log.cleaner.backoff.ms": "200", "table.maintenance.interval.ms": "1000"}

@@ -77,9 +77,9 @@ def rest_s3_url(s3_url: str, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(
     params=[
-        pytest.param("s3", marks=pytest.mark.exhaustive),
+        "s3",
         pytest.param("rest", marks=[pytest.mark.kafka, pytest.mark.exhaustive]),
-        pytest.param("rest-s3", marks=pytest.mark.kafka),
+        pytest.param("rest-s3", marks=[pytest.mark.kafka, pytest.mark.exhaustive]),
     ]
 )
 def given(request: pytest.FixtureRequest, tmp_path: Path) -> dict[str, str]:

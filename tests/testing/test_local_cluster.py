@@ -83,6 +83,7 @@ def test_a_node_that_dies_by_itself_is_not_waited_for() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_node_that_is_not_ready_shows_where_it_is() -> None:
     with LocalCluster(nodes=3) as cluster:
         for node in cluster.nodes:

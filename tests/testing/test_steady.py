@@ -147,6 +147,7 @@ def test_a_test_that_depends_on_the_machine_is_found_and_shown(tmp_path: Path) -
     assert report.read_text() in out
 
 
+@pytest.mark.exhaustive
 def test_a_steady_test_passes_as_often_as_it_is_asked_for(tmp_path: Path) -> None:
     status, out = output(steady(tmp_path, STEADY, "--runs", "1", "--count", "20"))
     assert status == 0, out
@@ -156,6 +157,7 @@ def test_a_steady_test_passes_as_often_as_it_is_asked_for(tmp_path: Path) -> Non
     assert len(reports.read_text().splitlines()) == 40
 
 
+@pytest.mark.exhaustive
 def test_a_run_that_fails_without_a_test_is_shown(tmp_path: Path) -> None:
     status, out = output(steady(tmp_path, "import no_such_module", "--runs", "1"))
     assert status == 1, out
@@ -165,9 +167,8 @@ def test_a_run_that_fails_without_a_test_is_shown(tmp_path: Path) -> None:
     assert "there is no such test" in out
 
 
-@pytest.mark.parametrize(
-    "number", [signal.SIGTERM, signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.exhaustive)]
-)
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL, signal.SIGINT])
 def test_a_tool_that_is_ended_leaves_nothing_behind_and_touched_nothing_else(
     tmp_path: Path, number: signal.Signals
 ) -> None:

@@ -264,6 +264,7 @@ def read_all(
     return found
 
 
+@pytest.mark.exhaustive
 def test_each_machine_writes_the_same_metadata(cluster: ImportedCluster) -> None:
     snapshots = {
         path.read_bytes()

@@ -131,6 +131,7 @@ def test_a_changed_file_is_used_for_new_connections_and_no_request_fails(
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 def test_a_file_that_cannot_be_used_leaves_the_old_certificate(
     node: LocalNode, directory: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -58,6 +58,7 @@ def secured() -> Iterator[LocalNode]:
         yield node
 
 
+@pytest.mark.exhaustive
 def test_users_log_in_and_see_what_their_acls_allow(
     browser: Browser, secured: LocalNode, tmp_path: Path
 ) -> None:
@@ -104,6 +105,7 @@ def test_users_log_in_and_see_what_their_acls_allow(
         visitor.close()
 
 
+@pytest.mark.exhaustive
 def test_a_read_only_console_has_nothing_to_press(browser: Browser, secured: LocalNode) -> None:
     file = str(secured.security.directory / "client.properties")
     arguments = ("--command-config", file, "--read-only", "--no-payloads")

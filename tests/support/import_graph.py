@@ -111,7 +111,7 @@ def is_taken_apart(name: str) -> bool:
 
 
 def facts_of(module: Module) -> Facts:
-    tree = ast.parse(module.source)
+    tree = checks.parse(module.source)
     bound = _bound(tree, module)
     if not is_taken_apart(module.name):
         imported = {each.target for each in checks.imports_of(tree, module)}

@@ -17,11 +17,13 @@ from xdist.workermanage import WorkerController
 ROOT: Final = Path(__file__).resolve().parents[2]
 SPARK: Final = "what uses the session of Spark"
 KAFKA: Final = "what uses Apache Kafka"
+HOUSE: Final = "what reads the code"
 # By what a module asks for it, directly or by a fixture. A module that is missed here starts one of its own.
 ASKS_FOR: Final = (
     ("tests/spark/", SPARK, ("spark: SparkSession", "WarmPipeline", "SourceHarness")),
     ("tests/cli/", KAFKA, ("ottla: CommandLine",)),
     ("tests/client/", KAFKA, ("admin: Admin", "servers: str", "broker: Broker", "topic: str")),
+    ("tests/house/", HOUSE, ("",)),  # each parses all of it
     ("tests/", KAFKA, ("apache_kafka: ", "java_driver: ", '"apache_kafka"', '"java_driver"')),
 )
 # The units that are handed out first, in this order.

@@ -201,6 +201,10 @@ class World:
         # coroutine must not run at other moments in another run, and its errors do not matter.
         collects = gc.isenabled()
         gc.disable()
+        # The collection at the end walks what is of this run. What was there before it is frozen, and thawed
+        # afterwards unless the caller keeps frozen objects of its own.
+        thaws = gc.get_freeze_count() == 0
+        gc.freeze()
         unraisable, sys.unraisablehook = sys.unraisablehook, lambda _: None
         try:
             task = self.loop.create_task(main, name="world")
@@ -217,6 +221,8 @@ class World:
                     machine.kill(power_loss=True)
                 self.loop.close()
                 gc.collect()
+            if thaws:
+                gc.unfreeze()
             if collects:
                 gc.enable()
             sys.unraisablehook = unraisable

@@ -32,6 +32,7 @@ EARLY: Final = (
     KAFKA,
     # What is there beside the session: programs that start Spark themselves.
     *("tests/spark/", "tests/cluster/", "tests/zookeeper/", "tests/acceptance/", "tests/sim/"),
+    HOUSE,
     *("tests/tables/", "tests/guarantees/", "tests/node/", "tests/security/", "tests/console/", "tests/cli/"),
 )
 

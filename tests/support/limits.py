@@ -21,6 +21,8 @@ import pytest
 RUN_SECONDS = 75 * 60
 # Beyond a test's own time-out, which says more.
 GRACE_SECONDS = 120
+# A limit that has run for less is not set again; the grace is so much shorter.
+RENEW_SECONDS = 30
 LEAVE_SECONDS = 180
 ABORT_SECONDS = 10
 
@@ -32,6 +34,8 @@ class RunLimits:
         self._config = config
         self._stderr = os.dup(2)  # before tests are listened to
         self._running: dict[str, float] = {}
+        self._limit_s: float | None = None
+        self._since = 0.0
 
     # Where tests run.
 
@@ -41,7 +45,10 @@ class RunLimits:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_teardown(self, item: pytest.Item) -> None:
-        self._limit(item)  # again: pytest drops it when a test has failed
+        self._limit(item)
+
+    def pytest_exception_interact(self) -> None:
+        self._limit_s = None  # pytest drops it when a test has failed
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self) -> None:
@@ -57,8 +64,12 @@ class RunLimits:
         mark = item.get_closest_marker("timeout")
         if asked is None:
             asked = mark.args[0] if mark is not None and mark.args else self._config.getini("timeout")
-        if seconds := float(asked):
-            self._die_in(seconds + GRACE_SECONDS)
+        limit_s, now = float(asked), time.monotonic()
+        if limit_s == self._limit_s and now - self._since < RENEW_SECONDS:
+            return  # it starts a thread, which takes as long as a small test
+        self._limit_s, self._since = limit_s, now
+        if limit_s:
+            self._die_in(limit_s + GRACE_SECONDS)
         else:
             faulthandler.cancel_dump_traceback_later()
 

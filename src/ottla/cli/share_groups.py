@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from ottla.cli.commands import Argument, Option, command, group
-from ottla.cli.errors import CliError, WrongUsage
+from ottla.cli.errors import UNREACHABLE, CliError, WrongUsage
 from ottla.cli.groups import (
     Execute,
     Group,
@@ -168,7 +168,7 @@ async def _held(urls: list[str], group: str) -> dict[TopicPartition, int]:
         try:
             answer = await ask(f"{url}/metrics")
         except HttpError as error:
-            raise CliError(str(error)) from None
+            raise CliError(str(error), status=UNREACHABLE) from None
         if answer.status != 200:
             raise CliError(f"{url}: its metrics are answered with status {answer.status}")
         for _, labels, value in parse_metrics(answer.body.decode(errors="replace"), (_HELD,)):
@@ -289,7 +289,7 @@ def redrive_dead_letters(
     yes: Yes = False,
     common: Common = COMMON,
 ) -> None:
-    """Send the dead letters of a share group to the topics that they come from again.
+    """Send the dead letters of a share group again, to the topics that they come from.
 
     Each once: the next redrive begins behind those that this one has sent, as the offsets of the consumer
     group GROUP.redrive say. With --topic or --reason it sends those that no redrive of all has sent, and the
@@ -322,60 +322,58 @@ def redrive_dead_letters(
         note("no dead letter was sent")
 
 
-RecordsOf = Annotated[
-    str | None, Option("--topic", "-t", metavar="TOPIC", help="Only records of this topic.")
-]
-RecordsIn = Annotated[
-    int | None, Option("--partition", "-p", metavar="N", min=0, help="Only records of this partition.")
-]
-Offsets = Annotated[
-    str | None,
-    Option("--offsets", metavar="FIRST[-LAST]", help="Only these; with --topic and --partition."),
-]
-InState = Annotated[
-    list[str] | None,
-    Option("--state", metavar="STATE", help="Only records that are held, waiting, available or dead."),
-]
-HeldBy = Annotated[str | None, Option("--member", metavar="ID", help="Only records that this member holds.")]
-OlderThan = Annotated[
-    float,
-    Option("--older-than", metavar="SECONDS", min=0, help="Only records that are held or wait so long."),
-]
+@dataclass(frozen=True, slots=True)
+class RecordOptions:
+    """The options that say which records in delivery are meant; all without any."""
+
+    topic: Annotated[
+        str | None, Option("--topic", "-t", metavar="TOPIC", help="Only records of this topic.")
+    ] = None
+    partition: Annotated[
+        int | None, Option("--partition", "-p", metavar="N", min=0, help="Only records of this partition.")
+    ] = None
+    offsets: Annotated[
+        str | None,
+        Option("--offsets", metavar="FIRST[-LAST]", help="Only these; with --topic and --partition."),
+    ] = None
+    states: Annotated[
+        list[str] | None,
+        Option("--state", metavar="STATE", help="Only records that are held, waiting, available or dead."),
+    ] = None
+    member: Annotated[
+        str | None, Option("--member", metavar="ID", help="Only records that this member holds.")
+    ] = None
+    older_than: Annotated[
+        float,
+        Option("--older-than", metavar="SECONDS", min=0, help="Only records that are held or wait so long."),
+    ] = 0
+
+    def choice(self) -> RecordChoice:
+        from ottla.cli.share_records import STATES, RecordChoice
+
+        if self.partition is not None and self.topic is None:
+            raise WrongUsage("--partition: name its --topic too")
+        wanted: tuple[int, int] | None = None
+        if self.offsets is not None:
+            first, dash, last = self.offsets.partition("-")
+            if self.partition is None:
+                raise WrongUsage("--offsets: name their --topic and --partition too")
+            if not first.isdecimal() or (dash and not last.isdecimal()) or int(last or first) < int(first):
+                raise WrongUsage(f"--offsets {self.offsets}: expected FIRST or FIRST-LAST")
+            wanted = int(first), int(last or first)
+        states = tuple(known_values("--state", self.states, STATES))
+        return RecordChoice(
+            self.topic, self.partition, wanted, states, self.member, int(self.older_than * 1000)
+        )
 
 
-def _choice(
-    topic: str | None,
-    partition: int | None,
-    offsets: str | None,
-    states: list[str] | None,
-    member: str | None,
-    older_than: float,
-) -> RecordChoice:
-    from ottla.cli.share_records import STATES, RecordChoice
-
-    if partition is not None and topic is None:
-        raise WrongUsage("--partition: name its --topic too")
-    wanted: tuple[int, int] | None = None
-    if offsets is not None:
-        first, dash, last = offsets.partition("-")
-        if partition is None:
-            raise WrongUsage("--offsets: name their --topic and --partition too")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or int(last or first) < int(first):
-            raise WrongUsage(f"--offsets {offsets}: expected FIRST or FIRST-LAST")
-        wanted = int(first), int(last or first)
-    chosen = tuple(known_values("--state", states, STATES))
-    return RecordChoice(topic, partition, wanted, chosen, member, int(older_than * 1000))
+ALL_RECORDS: Final = RecordOptions()
 
 
 @command(app, "records")
 def records(
     name: Group,
-    topic: RecordsOf = None,
-    partition: RecordsIn = None,
-    offsets: Offsets = None,
-    states: InState = None,
-    member: HeldBy = None,
-    older_than: OlderThan = 0,
+    wanted: RecordOptions = ALL_RECORDS,
     most: Annotated[int, Option("--max", metavar="N", min=0, help="Show the first N ranges.")] = 100,
     common: Common = COMMON,
 ) -> None:
@@ -386,7 +384,7 @@ def records(
     """
     from ottla.cli.share_records import InDelivery, list_records, rows_of
 
-    choice = _choice(topic, partition, offsets, states, member, older_than)
+    choice = wanted.choice()
 
     async def work(admin: Admin) -> InDelivery:
         await group_or_fail(admin, name, SHARE)
@@ -455,12 +453,7 @@ def _alter(name: str, choice: RecordChoice, action: str, common: Common, *, yes:
 @command(app, "release")
 def release(
     name: Group,
-    topic: RecordsOf = None,
-    partition: RecordsIn = None,
-    offsets: Offsets = None,
-    states: InState = None,
-    member: HeldBy = None,
-    older_than: OlderThan = 0,
+    wanted: RecordOptions = ALL_RECORDS,
     yes: Yes = False,
     common: Common = COMMON,
 ) -> None:
@@ -469,39 +462,29 @@ def release(
     A member from which a record is taken cannot acknowledge it any more. One that was delivered as often as
     the group allows is not available again, but dead.
     """
-    _alter(name, _choice(topic, partition, offsets, states, member, older_than), "release", common, yes=yes)
+    _alter(name, wanted.choice(), "release", common, yes=yes)
 
 
 @command(app, "reject")
 def reject(
     name: Group,
-    topic: RecordsOf = None,
-    partition: RecordsIn = None,
-    offsets: Offsets = None,
-    states: InState = None,
-    member: HeldBy = None,
-    older_than: OlderThan = 0,
+    wanted: RecordOptions = ALL_RECORDS,
     yes: Yes = False,
     common: Common = COMMON,
 ) -> None:
     """Reject records in delivery, held or not: they become dead letters, if the group has them."""
-    _alter(name, _choice(topic, partition, offsets, states, member, older_than), "reject", common, yes=yes)
+    _alter(name, wanted.choice(), "reject", common, yes=yes)
 
 
 @command(app, "skip")
 def skip(
     name: Group,
-    topic: RecordsOf = None,
-    partition: RecordsIn = None,
-    offsets: Offsets = None,
-    states: InState = None,
-    member: HeldBy = None,
-    older_than: OlderThan = 0,
+    wanted: RecordOptions = ALL_RECORDS,
     yes: Yes = False,
     common: Common = COMMON,
 ) -> None:
     """Have records in delivery not delivered again, held or not, and without a dead letter."""
-    _alter(name, _choice(topic, partition, offsets, states, member, older_than), "skip", common, yes=yes)
+    _alter(name, wanted.choice(), "skip", common, yes=yes)
 
 
 @command(app, "reset-offsets")

@@ -135,7 +135,7 @@ def test_a_file_of_no_known_kind_is_refused(ottla: CommandLine, tmp_path: Path) 
     (tmp_path / "notes.txt").write_text("hello")
     assert ottla("log", "dump", str(tmp_path / "notes.txt")).status == 1
     assert ottla("log", "dump", str(tmp_path)).status == 1
-    assert ottla("log", "dump", str(tmp_path / "missing")).status == 1
+    assert ottla("log", "dump", str(tmp_path / "missing")).status == 2
 
 
 @pytest.mark.kafka

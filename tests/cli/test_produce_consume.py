@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
+from ottla.testing.local_node import LocalNode
 from tests.support.command_line import CommandLine
 
 
@@ -79,7 +83,82 @@ def test_values_that_are_not_of_the_format_are_reported(ottla: CommandLine, topi
 
 def test_an_offset_behind_the_end_is_reported(ottla: CommandLine, topic: str) -> None:
     read = ottla.ok("consume", topic, "--from", "7", "--exit")
-    assert (read.out, read.err) == ("", f"{topic}-0 ends at 0, before 7: reading from the end\n")
+    assert read.out == ""
+    assert read.err.splitlines() == [
+        f"{topic}-0 ends at 0, before 7: reading from the end",
+        f"{topic}: nothing to show from offset 7 to the end",
+    ]
+
+
+def test_nothing_to_show_is_said(ottla: CommandLine, topic: str) -> None:
+    ottla.ok("produce", topic, "a", "-p", "0")
+    read = ottla.ok("consume", topic, "-e")
+    assert read.out == ""
+    assert read.err == (
+        f"{topic}: nothing to show from the end to the end; --from-beginning shows what is there\n"
+    )
+    read = ottla.ok("consume", topic, "--from-beginning", "-e", "--grep", "b")
+    assert read.err == f"{topic}: nothing to show from the beginning to the end\n"
+    assert ottla.ok("consume", topic, "--from-beginning", "-e").err == ""
+
+
+def test_raw_records_are_the_bytes_as_they_are(ottla: CommandLine, topic: str) -> None:
+    data = bytes(range(256)) + "größe\n".encode()
+    ottla.ok("produce", topic, "--whole", "-p", "0", "-H", "h=1", stdin=data)
+    ottla.ok("produce", topic, "--tombstone", "-k", "k", "-p", "0")
+    begin = ("consume", topic, "--from-beginning", "--exit", "--raw")
+    assert ottla.ok(*begin).raw == data
+    assert ottla.ok(*begin, "--format", r"%k|%s|%h\xff").raw == b"|" + data + b"|h=1\xffk||\xff"
+    assert ottla.ok(*begin, "--key").raw == b"\t" + data + b"k\t"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("membership", [(), ("--group",), ("--share",)], ids=["alone", "group", "share"])
+def test_a_reader_that_goes_away_ends_it(node_for_commands: LocalNode, membership: tuple[str, ...]) -> None:
+    """`ottla consume ... | head -1` ends with `head`, and not with the next record."""
+    ottla, topic = CommandLine(node_for_commands.bootstrap_servers), uuid4().hex[:16]
+    ottla.ok("topics", "create", topic)
+    ottla.ok("produce", topic, "a")
+    option = [*membership, *([f"readers-of-{topic}"] if membership else [])]
+    if "--share" in membership:
+        ottla.ok("configs", "alter", "--group", option[-1], "--set", "share.auto.offset.reset=earliest")
+    else:
+        option.append("--from-beginning")
+    servers = ["-b", node_for_commands.bootstrap_servers]
+    reading = subprocess.Popen(
+        [sys.executable, "-m", "ottla", "consume", topic, *option, *servers], stdout=subprocess.PIPE
+    )
+    try:
+        assert reading.stdout is not None
+        assert reading.stdout.readline() == b"a\n"
+        reading.stdout.close()
+        assert reading.wait(120) == 0
+    finally:
+        reading.kill()
+        reading.wait()
+
+
+def test_a_name_that_no_topic_can_have_is_explained(ottla: CommandLine) -> None:
+    ended = ottla("produce", "my topic", "x")
+    assert ended.status == 1
+    assert "contains one or more characters other than ASCII alphanumerics, '.', '_' and '-'" in ended.err
+    assert "longer than the max allowed length 249" in ottla("produce", "x" * 250, "x").err
+
+
+def test_a_record_that_is_too_large_is_sent_when_the_limits_are_raised(
+    ottla: CommandLine, topic: str, tmp_path: Path
+) -> None:
+    (tmp_path / "record").write_bytes(bytes(1_500_000))
+    sending = ("produce", topic, "--whole", "--file", str(tmp_path / "record"))
+    ended = ottla(*sending)
+    assert ended.status == 1
+    assert "larger than max.request.size=1048576" in ended.err
+    assert "--set max.request.size=BYTES" in ended.err
+    larger = (*sending, "--set", "max.request.size=2000000")
+    assert "--set max.message.bytes=BYTES" in ottla(*larger).err
+    ottla.ok("configs", "alter", "--topic", topic, "--set", "max.message.bytes=2000000")
+    ottla.ok(*larger)
+    assert "there is no setting" in ottla(*sending, "--set", "max.request.sise=1").err
 
 
 @pytest.mark.parametrize(
@@ -129,7 +208,7 @@ def test_a_file_with_a_delimiter_of_its_own(ottla: CommandLine, topic: str, tmp_
     ottla.ok("produce", topic, "--file", str(tmp_path / "records"), "-D", r"\0", "-p", "0")
     assert consume(ottla, topic) == "one\ntwo\n"
     missing = ottla("produce", topic, "--file", str(tmp_path / "missing"))
-    assert missing.status == 1
+    assert missing.status == 2
     assert "missing" in missing.err
 
 
@@ -163,6 +242,8 @@ def test_a_missing_topic_is_created_only_when_asked(ottla: CommandLine, topic: s
         (["produce", "t", "x", "--value-format", "int32"], "not a number"),
         (["produce", "t", "{", "--value-format", "json"], "not JSON"),
         (["produce", "t", "x", "--header", "=1"], "--header"),
+        (["consume", "t", "--raw", "--json"], "contradict"),
+        (["consume", "t", "--raw", "--value-format", "hex"], "--raw"),
     ],
 )
 def test_what_makes_no_sense_is_refused(offline: CommandLine, arguments: list[str], complaint: str) -> None:

@@ -112,3 +112,12 @@ def test_schemas_are_moved_to_another_registry_with_their_ids(tmp_path: Path) ->
         Path(file).write_text(text)
         assert ottla("schemas", "import", file, *to).status == 1
     assert "no file that" in ottla("schemas", "import", write(tmp_path / "x.json", {}), *to).err
+
+
+def test_a_registry_that_is_away_and_a_file_that_is_missing(offline: CommandLine, tmp_path: Path) -> None:
+    away = offline.fails("schemas", "list", "--registry", "http://127.0.0.1:1", status=3)
+    assert "cannot be reached" in away.err
+    assert "--registry names another" in away.err
+    missing = str(tmp_path / "missing.avsc")
+    assert f"cannot read {missing}" in offline.fails("schemas", "register", "s", missing, status=2).err
+    offline.fails("schemas", "import", missing, status=2)

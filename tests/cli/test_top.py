@@ -81,7 +81,7 @@ def top(*urls: str, options: tuple[str, ...] = ()) -> Ended:
         with redirect_stdout(out), redirect_stderr(err):
             nodes = [argument for url in urls for argument in ("--http", url)]
             status = main(["top", *nodes, "--once", "--interval", "0.2", *options])
-        return Ended(status, out.getvalue(), err.getvalue())
+        return Ended(status, out.getvalue().encode(), err.getvalue())
 
 
 @pytest.mark.slow

@@ -32,8 +32,13 @@ READING = frozenset(
 @dataclass(frozen=True, slots=True)
 class Ended:
     status: int
-    out: str
+    raw: bytes
+    """What was written to stdout."""
     err: str
+
+    @property
+    def out(self) -> str:
+        return self.raw.decode()
 
     @property
     def json(self) -> Any:
@@ -60,7 +65,8 @@ class CommandLine:
 
     def __call__(self, *arguments: str, stdin: str | bytes = b"") -> Ended:
         data = stdin.encode() if isinstance(stdin, str) else stdin
-        out, err = io.StringIO(), io.StringIO()
+        written, err = io.BytesIO(), io.StringIO()
+        out = io.TextIOWrapper(written, encoding="utf-8", write_through=True)
         environment = {"OTTLA_BOOTSTRAP_SERVERS": self.bootstrap_servers}
         with (
             redirect_stdout(out),
@@ -71,7 +77,8 @@ class CommandLine:
             status = main(list(arguments))
         if self._settle is not None and not READING.intersection(arguments[:2]):
             self._settle()
-        return Ended(status, out.getvalue(), err.getvalue())
+        out.flush()
+        return Ended(status, written.getvalue(), err.getvalue())
 
     def ok(self, *arguments: str, stdin: str | bytes = b"") -> Ended:
         """Run a command that must succeed."""

@@ -22,18 +22,20 @@ from ottla.cli.formats import (
     ShownRecord,
     WrongFormat,
     compile_format,
+    encode_raw,
     json_bytes,
     make_formatter,
     plain,
     readable,
+    unchanged,
 )
 from ottla.cli.options import (
     COMMON,
     Common,
     parse_ids,
 )
-from ottla.cli.output import note, print_json_line, printable
-from ottla.cli.positions import PartitionPosition, parse_position, resolve_positions
+from ottla.cli.output import check_reader, note, print_json_line, printable
+from ottla.cli.positions import PartitionPosition, PositionKind, parse_position, resolve_positions
 from ottla.cli.session import open_admin, run, terminable, topic_or_fail
 
 if TYPE_CHECKING:
@@ -127,7 +129,11 @@ def app(
     ] = False,
     raw: Annotated[
         bool,
-        Option("--raw", help="Do not escape control characters on a terminal; elsewhere they never are."),
+        Option(
+            "--raw",
+            help="Write keys and values as the bytes that they are, and nothing after a record but what "
+            "--format says.",
+        ),
     ] = False,
     common: Common = COMMON,
 ) -> None:
@@ -135,8 +141,12 @@ def app(
         raise WrongUsage("--from and --from-beginning contradict each other")
     if exit_at_end and until is not None:
         raise WrongUsage("--until and --exit contradict each other")
-    if common.as_json and format is not None:
-        raise WrongUsage("--json and --format contradict each other")
+    if common.as_json and (format is not None or raw):
+        raise WrongUsage(f"--json and {'--raw' if raw else '--format'} contradict each other")
+    if raw and (key_format, value_format) != ("text", "text"):
+        raise WrongUsage(
+            "--raw is the bytes as they are: it goes with neither --key-format nor --value-format"
+        )
     if share is not None:
         _check_share_usage(
             share,
@@ -167,15 +177,19 @@ def app(
                 ("%p\\t%o\\t%d\\t" if show_position else "")
                 + ("%h\\t" if show_headers else "")
                 + ("%k\\t" if show_key else "")
-                + "%s\\n"
+                + ("%s" if raw else "%s\\n")
             )
-        text = compile_format(
-            format,
-            malformed.formatter("key", key_format),
-            malformed.formatter("value", value_format),
-            str if raw or not sys.stdout.isatty() else printable,
-        )
-        show = _text_printer(text)
+        if raw:
+            show = _raw_printer(format)
+        else:
+            show = _text_printer(
+                compile_format(
+                    format,
+                    malformed.formatter("key", key_format),
+                    malformed.formatter("value", value_format),
+                    printable if sys.stdout.isatty() else str,
+                )
+            )
     if share is not None:
         work = _consume_in_share_group(
             share, topics, show, common.bootstrap, common.timeout, count=count, idle_s=idle
@@ -273,6 +287,19 @@ def _text_printer(text: Callable[[ShownRecord], str]) -> Callable[[ShownRecord],
     return show
 
 
+def _raw_printer(format: str) -> Callable[[ShownRecord], None]:
+    def data(found: bytes | None) -> str:
+        return unchanged(found or b"")
+
+    text = compile_format(format, data, data, raw=True)
+    write = sys.stdout.buffer.write
+
+    def show(record: ShownRecord) -> None:
+        write(encode_raw(text(record)))
+
+    return show
+
+
 def _decode_internal(record: ShownRecord) -> str | None:
     """The line of a record of an internal topic; None for other topics."""
     if not record.topic.startswith("__"):
@@ -359,7 +386,13 @@ async def _consume(
             )
     if ends is not None:
         partitions = [p for p in partitions if starts[p] < ends[p]]
+    elif begin.kind is PositionKind.END and sys.stderr.isatty():
+        note("Waiting for new records; --from-beginning shows those that are there. Ctrl-C ends it.")
+    nothing = f"{', '.join(topics)}: nothing to show from {begin} to {limits.until}" + (
+        "; --from-beginning shows what is there" if begin.kind is PositionKind.END else ""
+    )
     if not partitions:
+        note(nothing)
         return
     consumer: Consumer[bytes, bytes] = Consumer(
         connect_to(bootstrap),
@@ -392,8 +425,11 @@ async def _consume(
             sys.stdout.flush()
             if open_ends is not None:
                 await _drop_finished(consumer, open_ends)
+            check_reader()
             if limits.idle_s is not None and clock() - heard_at >= limits.idle_s:
                 return
+        if not shown:
+            note(nothing)
 
 
 async def _drop_finished(consumer: Consumer[bytes, bytes], ends: dict[TopicPartition, int]) -> None:
@@ -459,6 +495,8 @@ async def _consume_in_group(
         # A consumer waits for its coordinator for as long as it takes; this says why there is none.
         await admin.groups.coordinator(group)
         await refuse_other_types(admin, group, "classic", "consumer")
+    if start is None and sys.stderr.isatty():
+        note("Waiting for records; where the group has no offset yet, --from-beginning shows what is there.")
     consumer: Consumer[bytes, bytes] = Consumer(
         connect_to(bootstrap),
         client_id="ottla-cli",
@@ -487,6 +525,7 @@ async def _consume_in_group(
             if offsets != committed:
                 await _commit(consumer, offsets)
                 committed = offsets
+            check_reader()
             if records or consumer.assignment() != assigned:
                 heard_at, assigned = clock(), consumer.assignment()
             # Without a partition yet, a member waits for the rebalance of the group.
@@ -555,6 +594,7 @@ async def _consume_in_share_group(
             for error in (await consumer.commit()).values():
                 if error is not None:
                     note(f"not accepted; the group gets these records again: {error}")
+            check_reader()
             if records or consumer.assignment() != assigned:
                 heard_at, assigned = clock(), consumer.assignment()
             # Without a partition yet, a member waits for its assignment.

@@ -1,8 +1,8 @@
 """The failures of a command: the message for the user, and the exit status.
 
 Every failure is one line on stderr that names the subject and says what to do next. The exit status tells
-scripts the kind of failure: the cluster or a file refused, the command line was wrong, no broker answered,
-or a pipeline was not run.
+scripts the kind of failure: the cluster refused or a file is damaged, the command line was wrong or named a
+file that cannot be read, nothing answered, or a pipeline was not run.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ OK: Final = 0
 FAILED: Final = 1
 """The cluster refused, or something does not exist."""
 USAGE: Final = 2
-"""The command line is invalid."""
+"""The command line is invalid, or names a file that cannot be read."""
 UNREACHABLE: Final = 3
-"""No broker answered."""
+"""No broker, node or registry answered."""
 REFUSED: Final = 4
 """A pipeline was not run: a person has to change something first, and to try again does not help."""
 BUSY: Final = 5
@@ -46,6 +46,11 @@ class WrongUsage(CliError):
 
     def __init__(self, message: str) -> None:
         super().__init__(message, status=USAGE)
+
+
+def unreadable(file: str, error: OSError | UnicodeError) -> WrongUsage:
+    """The error for a file that the command line names."""
+    return WrongUsage(f"cannot read {file}: {error.strerror if isinstance(error, OSError) else 'not UTF-8'}")
 
 
 class Interrupted(Exception):

@@ -4,6 +4,9 @@ Bytes are shown as text if they are UTF-8. In JSON, other bytes appear as `<name
 lost or guessed. A format string is `kcat`'s, with `%d` added: `%t` topic, `%p` partition, `%o` offset, `%T`
 timestamp, `%d` timestamp as a date, `%k` key, `%s` value, `%h` headers, `%K` and `%S` the sizes of key and
 value, `%%` a percent sign; and `\\n`, `\\t`, `\\r`, `\\0`, `\\xNN`.
+
+Raw output is bytes: until it is written it travels as text in which each byte that is not UTF-8 is a lone
+surrogate (`surrogateescape`), so that it comes out as it was.
 """
 
 from __future__ import annotations
@@ -52,6 +55,19 @@ def readable(data: bytes) -> str:
     except UnicodeDecodeError:
         return repr(data)
     return text if text.isprintable() else repr(data)
+
+
+def unchanged(data: bytes) -> str:
+    """Bytes as the text that `encode_raw` makes the same bytes of.
+
+    >>> encode_raw(unchanged(b"caf\\xc3\\xa9 \\xff\\x00"))
+    b'caf\\xc3\\xa9 \\xff\\x00'
+    """
+    return data.decode(errors="surrogateescape")
+
+
+def encode_raw(text: str) -> bytes:
+    return text.encode(errors="surrogateescape")
 
 
 def json_bytes(name: str, data: bytes | None) -> dict[str, Any]:
@@ -169,8 +185,11 @@ def compile_format(
     show_key: Callable[[bytes | None], Any],
     show_value: Callable[[bytes | None], Any],
     escape: Callable[[str], str] = str,
+    *,
+    raw: bool = False,
 ) -> Callable[[ShownRecord], str]:
-    """A function that formats records by a format string. What the record has goes through `escape`.
+    """A function that formats records by a format string. What the record has goes through `escape`. With
+    `raw` the text is for `encode_raw`.
 
     >>> from types import SimpleNamespace as Record
     >>> show = compile_format("%p@%o: %s\\\\n", make_formatter("text"), make_formatter("text"))
@@ -185,7 +204,7 @@ def compile_format(
         "d": lambda r: time_text(r.timestamp) or "-",
         "k": lambda r: escape(plain(show_key(r.key))),
         "s": lambda r: escape(plain(show_value(r.value))),
-        "h": lambda r: escape(headers_text(r.headers)),
+        "h": lambda r: escape(headers_text(r.headers, unchanged if raw else readable)),
         "K": lambda r: str(-1 if r.key is None else len(r.key)),
         "S": lambda r: str(-1 if r.value is None else len(r.value)),
     }
@@ -200,7 +219,8 @@ def compile_format(
                 raise WrongUsage(f"--format {text!r}: there is no %{match[1]}; known are {known}")
             parts.append("%" if match[1] == "%" else tokens[match[1]])
         elif match[2].startswith("x"):
-            parts.append(chr(int(match[2][1:], 16)))
+            code = int(match[2][1:], 16)
+            parts.append(unchanged(bytes([code])) if raw else chr(code))
         else:
             parts.append(_ESCAPES.get(match[2], "\\" + match[2]))
     parts.append(text[at:])
@@ -218,9 +238,9 @@ def plain(value: Any) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def headers_text(headers: Any) -> str:
+def headers_text(headers: Any, show: Callable[[bytes], str] = readable) -> str:
     """
     >>> headers_text([("a", b"1"), ("b", None)])
     'a=1,b'
     """
-    return ",".join(name if value is None else f"{name}={readable(value)}" for name, value in headers)
+    return ",".join(name if value is None else f"{name}={show(value)}" for name, value in headers)

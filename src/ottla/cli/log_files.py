@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import click
 
 from ottla.cli.commands import Argument, Option, command, group
-from ottla.cli.errors import FAILED, CliError
+from ottla.cli.errors import FAILED, CliError, WrongUsage
 from ottla.cli.options import Json
 from ottla.cli.output import note, print_json_line, print_line
 
@@ -64,7 +64,7 @@ def dump(
     damaged = False
     for path in paths:
         if not os.path.exists(path):
-            raise CliError(f"{path}: there is no such file or directory")
+            raise WrongUsage(f"{path}: there is no such file or directory")
         files = readable_files(disk, os.path.abspath(path))
         if not files:
             raise CliError(f"{path}: there are no files of a partition in this directory")

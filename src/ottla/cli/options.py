@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Annotated, Final, TypeAlias
 
@@ -41,6 +42,15 @@ class Common:
 
 COMMON: Final = Common()
 Yes: TypeAlias = Annotated[bool, Option("--yes", "-y", help="Do not ask for confirmation.")]
+ClientSettings: TypeAlias = Annotated[
+    list[str] | None,
+    Option(
+        "--set",
+        "-X",
+        metavar="NAME=VALUE",
+        help="A setting of the client, such as linger.ms=10; may be repeated.",
+    ),
+]
 DryRun: TypeAlias = Annotated[bool, Option("--dry-run", help="Check the request and change nothing.")]
 
 
@@ -53,6 +63,21 @@ def named_values(option: str, entries: Iterable[str]) -> dict[str, str]:
             raise WrongUsage(f"{option} {entry}: expected NAME=VALUE")
         found[name.strip()] = value.strip()
     return found
+
+
+def client_settings(entries: list[str] | None) -> dict[str, str]:
+    """The values of `--set` for a client, as keywords; it converts them to their types."""
+    given = named_values("--set", entries or ())
+    return {name.replace(".", "_").replace("-", "_"): value for name, value in given.items()}
+
+
+@contextmanager
+def settings_checked(given: Mapping[str, str]) -> Iterator[None]:
+    """Have a client that refuses its settings name the option that has them."""
+    try:
+        yield
+    except (TypeError, ValueError) as error:
+        raise WrongUsage(f"--set: {error}" if given else str(error)) from None
 
 
 def known_values(option: str, values: Iterable[str] | None, known: Iterable[str]) -> list[str]:

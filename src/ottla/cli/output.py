@@ -120,6 +120,22 @@ def note(text: str) -> None:
     print_line(text, file=sys.stderr)
 
 
+def check_reader() -> None:
+    """Raise BrokenPipeError if what reads the output has closed its pipe: a command that waits for something
+    to print would not notice.
+    """
+    import select
+
+    try:
+        file = sys.stdout.fileno()
+    except OSError:  # not a file of the operating system
+        return
+    pipe = select.poll()
+    pipe.register(file, 0)  # errors are always reported
+    if any(event & (select.POLLERR | select.POLLHUP) for _, event in pipe.poll(0)):
+        raise BrokenPipeError
+
+
 def _text(cell: Cell) -> str:
     if cell is None:
         return "-"

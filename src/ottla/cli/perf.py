@@ -13,12 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from ottla.cli.command_config import connect_to
 from ottla.cli.commands import Argument, Option, command, group
-from ottla.cli.errors import CliError, Interrupted, WrongUsage
-from ottla.cli.options import (
-    COMMON,
-    Common,
-    named_values,
-)
+from ottla.cli.errors import CliError, Interrupted
+from ottla.cli.options import COMMON, ClientSettings, Common, client_settings, settings_checked
 from ottla.cli.output import print_json, print_pairs
 from ottla.cli.session import ensure_topic, open_admin, run, topic_or_fail
 
@@ -120,34 +116,7 @@ def _rates(records: int, size: int, seconds: float) -> dict[str, Any]:
     }
 
 
-def _client_settings(entries: list[str] | None) -> dict[str, Any]:
-    """Settings of the client by Kafka's names, converted to their types."""
-    found: dict[str, Any] = {}
-    for name, text in named_values("--set", entries or ()).items():
-        value: Any = text
-        if text.lower() in ("true", "false"):
-            value = text.lower() == "true"
-        elif text.lstrip("-").isdecimal():
-            value = int(text)
-        found[name.replace(".", "_").replace("-", "_")] = value
-    return found
-
-
-def _refusal(error: Exception, settings: dict[str, Any]) -> WrongUsage:
-    """The client's error about its settings, with the option that set them."""
-    return WrongUsage(f"--set: {error}" if settings else str(error))
-
-
 Create = Annotated[bool, Option("--create", help="Create the topic if it does not exist.")]
-Settings = Annotated[
-    list[str] | None,
-    Option(
-        "--set",
-        "-X",
-        metavar="NAME=VALUE",
-        help="A setting of the client, such as linger.ms=10; may be repeated.",
-    ),
-]
 
 
 @command(app, "produce")
@@ -168,19 +137,25 @@ def produce(
         Option(
             "--acks",
             choices=("all", "1", "0"),
-            help="The replicas that must have a record: all, the leader or none.",
+            help="The replicas that must have a record: all in sync, the leader or none.",
         ),
     ] = "all",
     compression: Annotated[
-        str, Option("--compression", "-z", choices=("none", "gzip", "snappy", "lz4", "zstd"))
+        str,
+        Option(
+            "--compression",
+            "-z",
+            choices=("none", "gzip", "snappy", "lz4", "zstd"),
+            help="The codec of batches.",
+        ),
     ] = "none",
     create: Create = False,
-    settings: Settings = None,
+    settings: ClientSettings = None,
     common: Common = COMMON,
 ) -> None:
     """Send records as fast as possible, or at a rate; latency is from sending to the broker's answer."""
-    chosen = _client_settings(settings)
-    options = {
+    chosen = client_settings(settings)
+    options: dict[str, Any] = {
         "client_id": "ottla-perf",
         "acks": acks,
         "compression_type": compression,
@@ -192,10 +167,8 @@ def produce(
 
         async with open_admin(common.bootstrap, common.timeout) as admin:
             await ensure_topic(admin, topic, create=create)
-        try:
+        with settings_checked(chosen):
             producer = Producer(connect_to(common.bootstrap), **options)
-        except (TypeError, ValueError) as error:
-            raise _refusal(error, chosen) from None
         return await _produce(producer, topic, records, size, key_size, rate)
 
     _report(run(measure(), fast_loop=True), as_json=common.as_json)
@@ -279,11 +252,11 @@ def consume(
     records: Annotated[
         int | None, Option("--records", "-n", min=1, help="The number of records; all by default.")
     ] = None,
-    settings: Settings = None,
+    settings: ClientSettings = None,
     common: Common = COMMON,
 ) -> None:
     """Read a topic from its beginning as fast as possible."""
-    chosen = _client_settings(settings)
+    chosen = client_settings(settings)
     _report(
         run(_consume(topic, records, common.bootstrap, chosen, common.timeout), fast_loop=True),
         as_json=common.as_json,
@@ -311,10 +284,8 @@ async def _consume(
         raise CliError(f"topic {topic} is empty; `ottla perf produce {topic}` fills it")
     wanted = min(records or there, there)
     options = {"client_id": "ottla-perf", "max_poll_records": 5_000, "auto_offset_reset": "earliest"}
-    try:
+    with settings_checked(settings):
         consumer: Consumer[bytes, bytes] = Consumer(connect_to(bootstrap), **{**options, **settings})
-    except (TypeError, ValueError) as error:
-        raise _refusal(error, settings) from None
     read = size = 0
     ended: dict[str, Any] = {}
     with _progress(wanted, "consuming") as show:
@@ -352,7 +323,7 @@ def latency(
         Option(
             "--acks",
             choices=("all", "1"),
-            help="The replicas that must have a record: all, the leader or none.",
+            help="The replicas that must have a record: all in sync, the leader or none.",
         ),
     ] = "all",
     create: Create = False,

@@ -14,6 +14,7 @@ from enum import Enum
 from typing import TYPE_CHECKING, Final
 
 from ottla.cli.errors import WrongUsage
+from ottla.cli.output import time_text
 
 if TYPE_CHECKING:
     from ottla.client.admin import Admin
@@ -38,6 +39,13 @@ class PartitionPosition:
 
     kind: PositionKind
     number: int = 0
+
+    def __str__(self) -> str:
+        if self.kind is PositionKind.OFFSET:
+            return f"offset {self.number}"
+        if self.kind is PositionKind.BEFORE_END:
+            return f"{self.number} before the end"
+        return time_text(self.number) or "" if self.kind is PositionKind.TIME else f"the {self.kind.value}"
 
 
 def parse_position(option: str, text: str, now_ms: int) -> PartitionPosition:

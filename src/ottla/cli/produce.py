@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
@@ -11,10 +12,7 @@ from ottla.cli.command_config import connect_to
 from ottla.cli.commands import Argument, Option, command
 from ottla.cli.errors import CliError, WrongUsage
 from ottla.cli.formats import DESERIALIZERS, bytes_of_json, encoder
-from ottla.cli.options import (
-    COMMON,
-    Common,
-)
+from ottla.cli.options import COMMON, ClientSettings, Common, client_settings, settings_checked
 from ottla.cli.output import note, print_json_line
 from ottla.cli.session import ensure_topic, open_admin, run
 
@@ -60,10 +58,16 @@ def app(
         str | None, Option("--file", "-f", metavar="PATH", help="Read records from a file.")
     ] = None,
     delimiter: Annotated[
-        str, Option("--delimiter", "-D", help="The delimiter of records in the input.")
+        str, Option("--delimiter", "-D", help="What ends each record of the input.")
     ] = "\\n",
     separator: Annotated[
-        str | None, Option("--key-separator", "-K", metavar="TEXT", help="Input is KEY, this, VALUE.")
+        str | None,
+        Option(
+            "--key-separator",
+            "-K",
+            metavar="TEXT",
+            help="What is between key and value in a record of the input.",
+        ),
     ] = None,
     json_input: Annotated[
         bool,
@@ -82,16 +86,28 @@ def app(
     ] = "text",
     tombstone: Annotated[bool, Option("--tombstone", help="A record without a value; needs --key.")] = False,
     acks: Annotated[
-        str, Option("--acks", choices=("all", "1", "0"), help="The replicas that must have a record.")
+        str,
+        Option(
+            "--acks",
+            choices=("all", "1", "0"),
+            help="The replicas that must have a record: all in sync, the leader or none.",
+        ),
     ] = "all",
     compression: Annotated[
-        str, Option("--compression", "-z", choices=("none", "gzip", "snappy", "lz4", "zstd"))
+        str,
+        Option(
+            "--compression",
+            "-z",
+            choices=("none", "gzip", "snappy", "lz4", "zstd"),
+            help="The codec of batches.",
+        ),
     ] = "none",
     create: Annotated[bool, Option("--create", help="Create the topic if it does not exist.")] = False,
     create_partitions: Annotated[
         int | None,
         Option("--partitions", metavar="N", min=1, help="With --create: the number of partitions."),
     ] = None,
+    chosen: ClientSettings = None,
     common: Common = COMMON,
 ) -> None:
     """Write records to a topic.
@@ -121,15 +137,9 @@ def app(
             return _from_json(data, defaults)
         return _from_text(data, defaults, separator, make_key, make_value)
 
-    if tombstone:
-        source: AsyncIterator[Outgoing] = _these([defaults])
-    elif values:
-        source = _these([parse(value.encode("utf-8", "surrogateescape")) for value in values])
-    else:
-        stream = sys.stdin.buffer if file is None else open(file, "rb")  # noqa: SIM115 - closed by _read
-        source = _read(stream, _delimiter(delimiter), parse, whole=whole)
+    end = _delimiter(delimiter)
+    given = client_settings(chosen)
     settings: dict[str, Any] = {
-        "bootstrap_servers": common.bootstrap,
         "client_id": "ottla-cli",
         "acks": acks,
         "compression_type": compression,
@@ -137,11 +147,27 @@ def app(
         # Half of the time for one request, so that one that gets no answer is tried once more.
         "request_timeout_ms": max(int(common.timeout * 500), 1),
         "delivery_timeout_ms": max(int(common.timeout * 1000), 20),
+        **given,
     }
-    making = {"create": create, "partitions": create_partitions}
-    sent = run(
-        _produce(topic, source, settings, common.timeout, making, as_json=common.as_json), fast_loop=True
-    )
+
+    async def produce(source: AsyncIterator[Outgoing]) -> int:
+        from ottla.client.producer import Producer
+
+        async with open_admin(common.bootstrap, common.timeout) as admin:
+            await ensure_topic(admin, topic, create=create, partitions=create_partitions)
+        with settings_checked(given):
+            producer = Producer(connect_to(common.bootstrap), **settings)
+        return await _produce(producer, topic, source, as_json=common.as_json)
+
+    with contextlib.ExitStack() as opened:
+        if tombstone:
+            source = _these([defaults])
+        elif values:
+            source = _these([parse(value.encode("utf-8", "surrogateescape")) for value in values])
+        else:
+            stream = sys.stdin.buffer if file is None else opened.enter_context(open(file, "rb"))
+            source = _read(stream, end, parse, whole=whole)
+        sent = run(produce(source), fast_loop=True)
     if not common.as_json and sys.stderr.isatty():
         note(f"{sent} record{'' if sent == 1 else 's'} sent to {topic}")
 
@@ -154,7 +180,10 @@ def _header(text: str) -> tuple[str, bytes | None]:
 
 
 def _delimiter(text: str) -> bytes:
-    found = text.encode().decode("unicode_escape").encode("latin-1")
+    try:
+        found = text.encode().decode("unicode_escape").encode("latin-1")
+    except UnicodeError:
+        raise WrongUsage(f"--delimiter {text}: expected text with \\n, \\t, \\0 or \\xNN") from None
     if not found:
         raise WrongUsage("--delimiter must not be empty")
     return found
@@ -217,23 +246,22 @@ async def _read(
     """Yield records of the input as they arrive, read in a thread so that sending continues meanwhile."""
     import asyncio
 
-    with stream:
-        if stream.isatty():
-            note("Each line is a record; Ctrl-D ends the input.")
-        held = bytearray()
-        while (chunk := await asyncio.to_thread(_read_some, stream)) != b"":
-            if chunk is None:
-                continue
-            held += chunk
-            if not whole:
-                *complete, rest = bytes(held).split(delimiter)
-                held = bytearray(rest)
-                for data in complete:
-                    yield parse(data)
-            if len(held) > MAX_RECORD_BYTES:
-                raise CliError(f"a record of the input is larger than {MAX_RECORD_BYTES} bytes")
-        if held or whole:
-            yield parse(bytes(held))
+    if stream.isatty():
+        note("Each line is a record; Ctrl-D ends the input.")
+    held = bytearray()
+    while (chunk := await asyncio.to_thread(_read_some, stream)) != b"":
+        if chunk is None:
+            continue
+        held += chunk
+        if not whole:
+            *complete, rest = bytes(held).split(delimiter)
+            held = bytearray(rest)
+            for data in complete:
+                yield parse(data)
+        if len(held) > MAX_RECORD_BYTES:
+            raise CliError(f"a record of the input is larger than {MAX_RECORD_BYTES} bytes")
+    if held or whole:
+        yield parse(bytes(held))
 
 
 def _read_some(stream: Any) -> bytes | None:
@@ -251,23 +279,10 @@ def _read_some(stream: Any) -> bytes | None:
     return bytes(stream.read1(CHUNK_BYTES)) if ready else None
 
 
-async def _produce(
-    topic: str,
-    source: AsyncIterator[Outgoing],
-    settings: dict[str, Any],
-    timeout_s: float,
-    making: dict[str, Any],
-    *,
-    as_json: bool,
-) -> int:
-    from ottla.client.producer import Producer
-
-    async with open_admin(settings["bootstrap_servers"], timeout_s) as admin:
-        await ensure_topic(admin, topic, **making)
+async def _produce(producer: Producer, topic: str, source: AsyncIterator[Outgoing], *, as_json: bool) -> int:
     sent = 0
     waiting: list[Delivery] = []
-    servers = connect_to(settings.pop("bootstrap_servers"))
-    async with Producer(servers, **settings) as producer:
+    async with producer:
         async for record in source:
             waiting.append(await _send(producer, topic, record))
             sent += 1

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
 from ottla.cli.commands import Argument, Option, command, group
-from ottla.cli.errors import CliError, WrongUsage, did_you_mean
+from ottla.cli.errors import UNREACHABLE, CliError, WrongUsage, did_you_mean, unreadable
 from ottla.cli.options import DryRun, Json, Yes
 from ottla.cli.output import note, print_json, print_line, print_pairs, print_table, print_text, time_text
 from ottla.cli.session import confirm
@@ -32,15 +32,13 @@ Registry: TypeAlias = Annotated[
         "--registry",
         metavar="URL",
         envvar="OTTLA_SCHEMA_REGISTRY_URL",
-        help=f"The address of the registry, with https perhaps USER:PASSWORD@; {DEFAULT_REGISTRY} without.",
+        help="The address of the registry; https://USER:PASSWORD@HOST has a login.",
     ),
 ]
 Subject: TypeAlias = Annotated[
     str, Argument(metavar="SUBJECT", help="Such as orders-value, for the values of the topic orders.")
 ]
-Version: TypeAlias = Annotated[
-    str, Option("--version", metavar="NUMBER", help="A version, or latest, which it is without.")
-]
+Version: TypeAlias = Annotated[str, Option("--version", metavar="NUMBER", help="A version, or latest.")]
 SchemaFile: TypeAlias = Annotated[str, Argument(metavar="FILE", help="The schema; - is standard input.")]
 Kind: TypeAlias = Annotated[
     str | None,
@@ -93,7 +91,9 @@ def _call(client: RegistryClient, method: str, path: str, body: object = None, *
         raise CliError(str(error)) from None
     except HttpError as error:
         raise CliError(
-            f"{error}. `ottla start` has a registry at {DEFAULT_REGISTRY}; --registry names another."
+            str(error),
+            f"`ottla start` has a registry at {DEFAULT_REGISTRY}; --registry names another.",
+            status=UNREACHABLE,
         ) from None
 
 
@@ -113,7 +113,7 @@ def _read(file: str) -> str:
     try:
         return sys.stdin.read() if file == "-" else Path(file).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise CliError(f"{file}: {getattr(error, 'strerror', None) or error}") from None
+        raise unreadable(file, error) from None
 
 
 def _body(file: str, kind: str | None, references: list[str] | None) -> dict[str, Any]:
@@ -234,7 +234,9 @@ def register(
     kind: Kind = None,
     reference: References = None,
     registry: Registry = DEFAULT_REGISTRY,
-    normalize: Annotated[bool, Option("--normalize", help="Keep it in the order that has no order.")] = False,
+    normalize: Annotated[
+        bool, Option("--normalize", help="Bring the schema into a normal form first.")
+    ] = False,
     dry_run: DryRun = False,
     json: Json = False,
 ) -> None:
@@ -260,7 +262,7 @@ def check(
     registry: Registry = DEFAULT_REGISTRY,
     json: Json = False,
 ) -> None:
-    """Check whether a schema could be registered as the next version of a subject; 1 is returned if not."""
+    """Check whether a schema could be registered as the next version of a subject. Exits with 1 if not."""
     _check(_client(registry), subject, _body(file, kind, reference), as_json=json)
 
 
@@ -282,11 +284,11 @@ def _check(client: RegistryClient, subject: str, body: dict[str, Any], *, as_jso
 def delete(
     subject: Subject,
     version: Annotated[
-        str | None, Option("--version", metavar="NUMBER", help="A version; all without it.")
+        str | None, Option("--version", metavar="NUMBER", help="Only this version; without it, all.")
     ] = None,
     permanent: Annotated[
         bool,
-        Option("--permanent", help="For good: records with its id can then be read no more."),
+        Option("--permanent", help="Delete it for good: no record with its id can be read then."),
     ] = False,
     registry: Registry = DEFAULT_REGISTRY,
     yes: Yes = False,
@@ -369,10 +371,7 @@ def export(
     if file == "-":
         sys.stdout.write(text)
         return
-    try:
-        Path(file).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise CliError(f"{file}: {error.strerror}") from None
+    Path(file).write_text(text, encoding="utf-8")
     _done({"file": file, "schemas": len(chosen)}, f"{file} has {len(chosen)} schemas", as_json=json)
 
 

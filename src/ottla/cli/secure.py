@@ -20,7 +20,7 @@ from typing import Annotated, Final
 import click
 
 from ottla.cli.commands import Argument, Option, command, group
-from ottla.cli.errors import FAILED, CliError
+from ottla.cli.errors import FAILED, CliError, WrongUsage
 from ottla.cli.options import Json
 from ottla.cli.output import print_json, print_line, print_table
 
@@ -329,6 +329,8 @@ def show(
     now_ms = int(time.time() * 1000)
     rows = []
     for file in files:
+        if not Path(file).exists():
+            raise WrongUsage(f"{file}: there is no such file")
         try:
             found = load_trusted(RealDisk(), StoreSettings("truststore", location=file)) or []
         except TlsError as error:

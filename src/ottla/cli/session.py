@@ -18,6 +18,7 @@ from ottla.cli.errors import (
     INTERRUPTED,
     OK,
     UNREACHABLE,
+    USAGE,
     CliError,
     Interrupted,
     OutputClosed,
@@ -41,7 +42,7 @@ _SECURED: Final = (
     "If the listener is secured, name the settings of the client with --command-config FILE: "
     "security.protocol=SSL or SASL_SSL, ssl.truststore.location, and ssl.keystore.location or a login."
 )
-# What an error of TLS or SASL says, and the setting in the file of --command-config that mends it.
+# What an error says, and the setting that mends it; for TLS and SASL that of the file of --command-config.
 _ADVICE: Final = (
     ("a TLS or SASL listener?", _SECURED),
     ("it speaks TLS", _SECURED),
@@ -71,6 +72,16 @@ _ADVICE: Final = (
         "does the listener expect a login?",
         "Name the login of the client with --command-config FILE: security.protocol=SASL_SSL or "
         "SASL_PLAINTEXT, sasl.mechanism and sasl.jaas.config.",
+    ),
+    (
+        "larger than max.request.size",
+        "`--set max.request.size=BYTES` lets a producer send it; the topic takes it up to its "
+        "max.message.bytes: `ottla configs alter --topic NAME --set max.message.bytes=BYTES`.",
+    ),
+    ("larger than buffer.memory", "`--set buffer.memory=BYTES` gives a producer more."),
+    (
+        "larger than max.message.bytes",
+        "`ottla configs alter --topic NAME --set max.message.bytes=BYTES` has the topic take it.",
     ),
     ("SASL GSSAPI failed", "GSSAPI is the default: set sasl.mechanism in the file of --command-config."),
 )
@@ -144,11 +155,14 @@ def cli_error(error: KafkaError) -> CliError:
         NotKafka,
         RequestTimedOut,
     )
+    from ottla.protocol.errors import ErrorCode
 
     advice = next((text for sign, text in _ADVICE if sign in error.message), "")
     if isinstance(error, BootstrapFailed | ConnectionFailed | NotKafka):
         return CliError(error.message, advice or _NO_BROKER, status=UNREACHABLE)
-    if advice and isinstance(error, AuthenticationFailed | ConnectionLost):
+    if advice and (
+        isinstance(error, AuthenticationFailed | ConnectionLost) or error.code is ErrorCode.MESSAGE_TOO_LARGE
+    ):
         return CliError(str(error), advice)
     if isinstance(error, RequestTimedOut):
         return CliError(
@@ -240,6 +254,10 @@ def exit_status_of(main: Callable[[], int]) -> int:
         return OK
     except OSError as error:
         print_line(
-            f"ottla: {error.filename or ''}{': ' if error.filename else ''}{error.strerror}", file=sys.stderr
+            f"ottla: {error.filename or ''}{': ' if error.filename else ''}{error.strerror or error}",
+            file=sys.stderr,
         )
-        return FAILED
+        is_path = isinstance(
+            error, (FileNotFoundError, NotADirectoryError, IsADirectoryError, PermissionError)
+        )
+        return USAGE if is_path else FAILED

@@ -688,7 +688,7 @@ def _read_config(file: str) -> NodeConfig:
     try:
         return NodeConfig(settings_of(Options(file=file)))
     except UsageError as error:
-        raise CliError(str(error)) from None
+        raise WrongUsage(str(error)) from None
     except ConfigError as error:
         raise CliError(f"{file}: {error}") from None
 

@@ -7,7 +7,7 @@ import sys
 from typing import TYPE_CHECKING, Annotated, Final
 
 from ottla.cli.commands import Argument, Option, command, group
-from ottla.cli.errors import CliError, WrongUsage, did_you_mean
+from ottla.cli.errors import CliError, WrongUsage, did_you_mean, unreadable
 from ottla.cli.options import (
     COMMON,
     Common,
@@ -60,7 +60,10 @@ def add(
         str, Option("--mechanism", "-m", choices=MECHANISMS, help="How the user logs in.")
     ] = MECHANISMS[0],
     iterations: Annotated[
-        int, Option("--iterations", min=4096, max=16384, help="More make a guess of the password dearer.")
+        int,
+        Option(
+            "--iterations", min=4096, max=16384, help="Rounds of hashing: with more, guessing takes longer."
+        ),
     ] = 4096,
     password_file: Annotated[
         str | None,
@@ -171,8 +174,7 @@ def _read(file: str) -> str:
             with open(file, encoding="utf-8") as opened:
                 text = opened.read(_MOST_BYTES)
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-        raise WrongUsage(f"--password-file {file}: {reason}") from None
+        raise unreadable(file, error) from None
     line, _, rest = text.partition("\n")
     if rest.strip():
         raise WrongUsage(f"--password-file {file}: it has more than one line")

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from ottla.cli.commands import Argument, Option, command, group
-from ottla.cli.errors import UNREACHABLE, CliError, WrongUsage
+from ottla.cli.errors import UNREACHABLE, CliError, WrongUsage, unreadable
 from ottla.cli.options import Json
 from ottla.cli.output import print_json, print_line
 
@@ -210,7 +210,7 @@ def _read_properties(file: str) -> dict[str, str]:
             text = data.decode("latin-1")
         return parse_properties(text)
     except OSError as error:
-        raise CliError(f"cannot read {file}: {error.strerror}") from None
+        raise unreadable(file, error) from None
     except ValueError as error:
         raise CliError(f"{file}, {error}") from None
 

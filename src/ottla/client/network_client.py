@@ -25,7 +25,7 @@ from ottla.protocol.acl import AclOperation
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
-from ottla.protocol.names import TopicPartition
+from ottla.protocol.names import TopicPartition, invalid_topic_name
 from ottla.protocol.schema import Request, Response
 from ottla.rpc.backoff import ExponentialBackoff
 from ottla.rpc.channel import BrokerChannel, ChannelConfig, Lane
@@ -319,6 +319,8 @@ class NetworkClient:
         """The text of an error, or the broker's message, and which ACL is missing if that is the error:
         `operation` on the topic, group or transactional id of this name.
         """
+        if code is ErrorCode.INVALID_TOPIC_EXCEPTION:
+            message = message or invalid_topic_name(name)
         subject = self._security.certificate_subject if isinstance(self._security, ClientSecurity) else None
         principal = principal_of(self.config.security, subject)
         return (message or code.text) + explain_denial(code, operation, name, principal)

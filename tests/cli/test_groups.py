@@ -75,7 +75,10 @@ def test_a_group_with_a_member_is_described(ottla: CommandLine, topic: str) -> N
         (reader,) = info["members"]
         assert reader["client_id"] == "the-reader"
         assert sorted(p["partition"] for p in reader["assignment"]) == [0, 1]
-        assert "the-reader" in ottla.ok("groups", "describe", name).out
+        assert [(p["partition"], p["lag"]) for p in info["partitions"]] == [(0, 0), (1, None)]
+        shown = ottla.ok("groups", "describe", name).out
+        assert "the-reader" in shown
+        assert [topic, "0", "1", "1", "0"] in [line.split()[:5] for line in shown.splitlines()]
         refused = ottla("groups", "reset-offsets", name, "--to", "end", "--all-topics", "--execute")
         assert refused.status == 1
         assert "the-reader" in refused.err

@@ -158,14 +158,15 @@ def describe(
     name: Group,
     common: Common = COMMON,
 ) -> None:
-    """Show a group's state, its members and their assignments."""
+    """Show a group's state, its members and their assignments, its committed offsets and lag."""
 
-    async def work(admin: Admin) -> GroupInfo:
-        return await group_or_fail(admin, name)
+    async def work(admin: Admin) -> tuple[GroupInfo, list[dict[str, Any]]]:
+        info = await group_or_fail(admin, name)
+        return info, [] if _has_own_command(info) else await committed_lag(admin, info, None)
 
-    info = with_admin(common, work)
+    info, rows = with_admin(common, work)
     if common.as_json:
-        print_json(group_json(info))
+        print_json(group_json(info) | ({} if _has_own_command(info) else {"partitions": rows}))
         return
     print_pairs(
         [
@@ -174,6 +175,7 @@ def describe(
             ("state", info.state),
             ("assignor", info.assignor or None),
             ("members", len(info.members)),
+            *([] if _has_own_command(info) else [("lag", sum(row["lag"] or 0 for row in rows))]),
         ]
     )
     if info.members:
@@ -182,8 +184,15 @@ def describe(
             ["member", "client", "host", "tasks" if info.type == "streams" else "partitions"],
             [(m.instance_id or m.member_id, m.client_id, m.host, _assigned(m)) for m in info.members],
         )
-    if info.type in ("share", "streams"):
+    if rows:
+        print_line()
+        _print_lag(rows)
+    if _has_own_command(info):
         note(f"{_command(info)} shows more")
+
+
+def _has_own_command(info: GroupInfo) -> bool:
+    return info.type in ("share", "streams")
 
 
 def _assigned(member: MemberDescription) -> str:
@@ -220,7 +229,7 @@ def group_json(info: GroupInfo) -> dict[str, Any]:
 def lag(
     name: Group,
     topics: Annotated[
-        list[str] | None, Option("--topic", "-t", help="Only this topic; may be repeated.")
+        list[str] | None, Option("--topic", "-t", metavar="TOPIC", help="Only this topic; may be repeated.")
     ] = None,
     common: Common = COMMON,
 ) -> None:
@@ -251,13 +260,17 @@ def show_lag(name: str, rows: Sequence[Mapping[str, Any]], *, as_json: bool) -> 
     if as_json:
         print_json({"group_id": name, "lag": total, "partitions": rows})
         return
-    print_table(
-        ["topic", "partition", "committed", "end", "lag", "member"],
-        [(r["topic"], r["partition"], r["committed"], r["end"], r["lag"], r["member"]) for r in rows],
-    )
+    _print_lag(rows)
     unknown = sum(row["lag"] is None for row in rows)
     note(
         f"{total} records behind" + (f", without {unknown} partitions that have no offset" if unknown else "")
+    )
+
+
+def _print_lag(rows: Sequence[Mapping[str, Any]]) -> None:
+    print_table(
+        ["topic", "partition", "committed", "end", "lag", "member"],
+        [(r["topic"], r["partition"], r["committed"], r["end"], r["lag"], r["member"]) for r in rows],
     )
 
 

@@ -19,6 +19,8 @@ from ottla.cli import surroundings
 from ottla.cli.diagnose_node import port_problem
 from ottla.cli.diagnosis import Diagnosis, Severity
 from ottla.cli.doctor import diagnose
+from ottla.node.config.listeners import Endpoint
+from ottla.protocol.security_protocol import SecurityProtocol
 from ottla.testing.local_cluster import LocalCluster
 from ottla.testing.local_node import LocalNode
 from tests.support.certificates import authority, now_ms, server_settings, write_pem
@@ -199,9 +201,9 @@ def test_the_time_of_a_sync_is_measured_without_a_trace(tmp_path: Path) -> None:
 
 @contextmanager
 def taken_port() -> Iterator[int]:
+    """A port of a process that answers nothing."""
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
-        taken.listen()
         yield taken.getsockname()[1]
 
 
@@ -212,12 +214,29 @@ def test_a_port_that_is_in_use(tmp_path: Path) -> None:
         )
     assert only.problem == f"127.0.0.1:{port} is in use by another process"
     assert f"ss -ltnp 'sport = :{port}'" in only.advice
+    assert only.advice.endswith(f"--listen 127.0.0.1:{port + 10 if port < 65_000 else port - 10}")
+
+
+def test_a_port_of_a_node_with_other_data(tmp_path: Path, ottla_node: LocalNode) -> None:
+    """It is what a user sees who asks in another directory than that of `ottla start`."""
+    address = ottla_node.bootstrap_servers
+    found = diagnosis(tmp_path / "data", listeners=f"PLAINTEXT://{address}")
+    only = the_doubtful_one(found, "listeners")
+    assert only.problem.startswith(f"{address} is of a node that runs with other data")
+    assert any("1 brokers" in each.problem for each in found), "the node that runs is looked at too"
 
 
 def test_an_address_of_another_machine(tmp_path: Path) -> None:
     only = the_wrong_one(diagnosis(tmp_path / "data", listeners="PLAINTEXT://192.0.2.1:9092"), "listeners")
     assert only.problem == "192.0.2.1 is not an address of this machine"
     assert "advertised.listeners=PLAINTEXT://192.0.2.1:9092" in only.advice
+    settings = server_settings(tmp_path) | {"listeners": "SSL://192.0.2.1:9093"}
+    only = the_wrong_one(
+        diagnose(["--data-dir", str(tmp_path / "data")], settings, None, LIMIT_S), "listeners"
+    )
+    assert only.advice.startswith(
+        "listeners=SSL://0.0.0.0:9093, and advertised.listeners=SSL://192.0.2.1:9093; "
+    )
 
 
 def test_a_name_that_is_not_resolved(tmp_path: Path) -> None:
@@ -243,9 +262,10 @@ def test_a_port_for_the_privileged() -> None:
     if not first_free.exists() or int(first_free.read_text()) <= 81:
         pytest.skip("every user may listen on port 81 here")
     with without_privileges():
-        problem = port_problem("127.0.0.1", 81)
+        problem = port_problem(Endpoint("SSL", SecurityProtocol.SSL, "127.0.0.1", 81))
     assert problem is not None
-    assert "below 1024 are for privileged processes" in problem[0]
+    assert "below 1024 are for privileged processes" in problem.text
+    assert problem.advice == "choose a port from 1024 on: listeners=SSL://127.0.0.1:9092"
 
 
 def test_advertised_to_nowhere(tmp_path: Path) -> None:
@@ -256,7 +276,7 @@ def test_advertised_to_nowhere(tmp_path: Path) -> None:
 def test_a_container_that_listens_to_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(configuration, "container", lambda: "Docker")
     only = the_doubtful_one(diagnosis(tmp_path / "data"), "advertised.listeners")
-    assert "listeners=PLAINTEXT://0.0.0.0:9092" in only.advice
+    assert "listeners=PLAINTEXT://0.0.0.0:0," in only.advice
 
 
 def test_a_certificate_that_has_expired(tmp_path: Path) -> None:

@@ -64,6 +64,21 @@ async def check_cluster(bootstrap: str, timeout_s: float) -> list[Diagnosis]:
     return found
 
 
+async def cluster_at(server: str, timeout_s: float) -> str | None:
+    """The id of the cluster that answers there without TLS or a login; None if none does."""
+    from ottla.runtime.runtime import Runtime
+
+    runtime = Runtime.real(pool_workers=1)
+    try:
+        client = await _connected(runtime, server, timeout_s)
+        await client.close()
+        return client.metadata.cluster_id
+    except (KafkaError, WrongUsage):
+        return None
+    finally:
+        runtime.close()
+
+
 async def _connected(runtime: Runtime, server: str, timeout_s: float) -> NetworkClient:
     from ottla.client.admin.admin import AdminConfig
     from ottla.client.network_client import NetworkClient

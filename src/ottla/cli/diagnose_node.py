@@ -9,7 +9,8 @@ import errno
 import os
 import socket
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from ottla.cli.diagnosis import Diagnosis, doubtful, fine, wrong
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from ottla.node.config.node_config import NodeConfig
 
 _LOOPBACK: Final = frozenset(("127.0.0.1", "::1", "localhost"))
-_EVERYWHERE: Final = frozenset(("", "0.0.0.0", "::"))
 _LOCK: Final = ".lock"
 _IGNORED: Final = frozenset((_LOCK, "lost+found", ".DS_Store"))
 _SOON_DAYS: Final = 30
@@ -181,31 +181,59 @@ def _check_contents(disk: RealDisk, path: str) -> Iterator[Diagnosis]:
 # Listeners
 
 
-def check_listeners(config: NodeConfig, holder: int | None) -> Iterator[Diagnosis]:
-    """Look at the addresses; `holder` is the process that runs with this configuration, and has its ports."""
-    before = 0
-    for endpoint in config.listeners:
-        problem = (
-            None if holder is not None or endpoint.port == 0 else port_problem(endpoint.host, endpoint.port)
+def check_listeners(
+    config: NodeConfig, holder: int | None, cluster_at: Callable[[str], str | None]
+) -> tuple[str | None, list[Diagnosis]]:
+    """The address of a node that runs and can be asked, if one does, and what is wrong with the listeners.
+
+    `holder` is the process that runs with this configuration, and has its ports. `cluster_at` asks an address
+    of which cluster it is.
+    """
+    found: list[Diagnosis] = []
+    asked = addresses_of(config)
+    running = next(iter(asked.values()), None) if holder is not None else None
+    for endpoint in config.listeners if holder is None else ():
+        problem = None if endpoint.port == 0 else port_problem(endpoint)
+        if problem is None:
+            continue
+        address = asked.get(endpoint.name) if problem.is_taken else None
+        cluster = cluster_at(address) if address is not None else None
+        if cluster is None:
+            found.append(wrong("listeners", problem.text, problem.advice))
+            continue
+        running = running or address
+        found.append(
+            doubtful(
+                "listeners",
+                f"{address} is of a node that runs with other data, those of cluster {cluster}; another one "
+                f"with {', '.join(config.log_dirs)} would not start beside it",
+                f"nothing to do if that node is meant; for a second one {_other_port(endpoint)}",
+            )
         )
-        if problem is not None:
-            before += 1
-            yield wrong("listeners", *problem)
-    if not before:
+    if not found:
         seen = ", ".join(map(str, config.listeners))
-        yield fine(
-            "listeners", seen if holder is None else f"{seen}, of a node that runs as process {holder}"
+        found.append(
+            fine("listeners", seen if holder is None else f"{seen}, of a node that runs as process {holder}")
         )
-    yield from _check_advertised(config)
-    yield from _check_voters(config)
+    return running, [*found, *_check_advertised(config), *_check_voters(config)]
 
 
-def port_problem(host: str, port: int) -> tuple[str, str] | None:
-    """Why a node cannot listen there, and what to do; None if it can."""
+@dataclass(frozen=True, slots=True)
+class PortProblem:
+    """Why a node cannot listen at an address, and what to do. `is_taken` if another process does."""
+
+    text: str
+    advice: str
+    is_taken: bool = False
+
+
+def port_problem(endpoint: Endpoint) -> PortProblem | None:
+    """Why a node cannot listen there; None if it can."""
+    host, port = endpoint.host, endpoint.port
     try:
         places = socket.getaddrinfo(host or None, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except OSError as error:
-        return (
+        return PortProblem(
             f"the name {host} cannot be resolved: {error.strerror}",
             "set listeners to an address of this machine, or to 0.0.0.0 for all of them",
         )
@@ -215,30 +243,43 @@ def port_problem(host: str, port: int) -> tuple[str, str] | None:
         try:
             probe.bind(address)
         except OSError as error:
-            return _bind_problem(error, host or "*", port)
+            return _bind_problem(error, endpoint)
     return None
 
 
-def _bind_problem(error: OSError, host: str, port: int) -> tuple[str, str]:
+def _bind_problem(error: OSError, endpoint: Endpoint) -> PortProblem:
+    host, port = endpoint.host or "*", endpoint.port
     if error.errno == errno.EADDRINUSE:
-        return (
+        return PortProblem(
             f"{host}:{port} is in use by another process",
-            f"`ss -ltnp 'sport = :{port}'` shows which; stop it, or choose another port: --listen "
-            f"{host}:{port + 10}",
+            f"`ss -ltnp 'sport = :{port}'` shows which; stop it, or choose another port: "
+            f"{_other_port(endpoint)}",
+            is_taken=True,
         )
     if error.errno == errno.EADDRNOTAVAIL:
-        return (
+        return PortProblem(
             f"{host} is not an address of this machine",
-            f"listeners=PLAINTEXT://0.0.0.0:{port}, and "
-            f"advertised.listeners=PLAINTEXT://{host}:{port}; `ip address` "
-            "shows the addresses",
+            f"listeners={replace(endpoint, host='0.0.0.0')}, and advertised.listeners={endpoint}; "
+            "`ip address` shows the addresses",
         )
     if error.errno in (errno.EACCES, errno.EPERM):
-        return (
+        return PortProblem(
             f"no permission to listen on port {port}: those below 1024 are for privileged processes",
-            f"choose a port from 1024 on: --listen {host}:9092",
+            f"choose a port from 1024 on: {_at_port(endpoint, 9092)}",
         )
-    return f"cannot listen on {host}:{port}: {error.strerror}", "choose another address with --listen"
+    return PortProblem(
+        f"cannot listen on {host}:{port}: {error.strerror}", "choose another address in listeners"
+    )
+
+
+def _other_port(endpoint: Endpoint) -> str:
+    return _at_port(endpoint, endpoint.port + 10 if endpoint.port < 65_000 else endpoint.port - 10)
+
+
+def _at_port(endpoint: Endpoint, port: int) -> str:
+    """What to give for this listener at another port. `--listen` is the plain one's."""
+    at = replace(endpoint, port=port)
+    return f"--listen {str(at).partition('://')[2]}" if at.name == "PLAINTEXT" else f"listeners={at}"
 
 
 def _check_advertised(config: NodeConfig) -> Iterator[Diagnosis]:
@@ -250,7 +291,7 @@ def _check_advertised(config: NodeConfig) -> Iterator[Diagnosis]:
             "advertised.listeners",
             f"this is a container ({around}), and only what runs inside of it can connect to "
             f"{config.advertised_listeners[0]}",
-            "listeners=PLAINTEXT://0.0.0.0:9092, and advertised.listeners with the name by which "
+            f"listeners={_open_to_all(config)}, and advertised.listeners with the name by which "
             "clients reach it",
         )
     if not config.is_set("advertised.listeners"):
@@ -258,7 +299,7 @@ def _check_advertised(config: NodeConfig) -> Iterator[Diagnosis]:
     listened = {each.name: each for each in config.listeners}
     for each in config.advertised_listeners:
         own = listened.get(each.name)
-        if each.host in _LOOPBACK and own is not None and own.host in _EVERYWHERE and not config.alone:
+        if each.host in _LOOPBACK and own is not None and own.wildcard and not config.alone:
             yield doubtful(
                 "advertised.listeners",
                 f"{each} sends clients on other machines to themselves",
@@ -266,6 +307,13 @@ def _check_advertised(config: NodeConfig) -> Iterator[Diagnosis]:
             )
         elif (problem := _unresolved(each)) is not None:
             yield problem
+
+
+def _open_to_all(config: NodeConfig) -> str:
+    return ",".join(
+        str(each if each.name in config.controller_listener_names else replace(each, host="0.0.0.0"))
+        for each in config.listeners
+    )
 
 
 def _unresolved(endpoint: Endpoint) -> Diagnosis | None:
@@ -333,10 +381,12 @@ def check_tls(config: NodeConfig) -> Iterator[Diagnosis]:
             yield fine(where, f"the certificate of {facts.subject} is valid until {facts.end_text}")
 
 
-def addresses_of(config: NodeConfig) -> Sequence[str]:
-    """Where clients of this machine connect without TLS or a login."""
-    return [
-        f"{'127.0.0.1' if each.host in _EVERYWHERE else each.host}:{each.port}"
+def addresses_of(config: NodeConfig) -> dict[str, str]:
+    """Where clients of this machine connect without TLS or a login, by the name of the listener."""
+    return {
+        each.name: str(replace(each, host="127.0.0.1") if each.wildcard else each).partition("://")[2]
         for each in config.listeners
-        if each.name not in config.controller_listener_names and not (each.protocol.tls or each.protocol.sasl)
-    ]
+        if each.port != 0
+        and each.name not in config.controller_listener_names
+        and not (each.protocol.tls or each.protocol.sasl)
+    }

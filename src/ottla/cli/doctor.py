@@ -43,7 +43,7 @@ def app(
             "-b",
             envvar=BOOTSTRAP_VARIABLE,
             metavar="HOST:PORT[,...]",
-            help="A cluster to look at, of any Kafka; without it the node of the file, if it runs here.",
+            help="A cluster to look at, of any Kafka; without it the node at the address of this one.",
         ),
     ] = None,
     timeout: Annotated[
@@ -93,7 +93,7 @@ def diagnose(
     from ottla.cli.diagnose_machine import check_machine
 
     found = list(check_machine())
-    of_node, running_at = _diagnose_node(arguments, settings)
+    of_node, running_at = _diagnose_node(arguments, settings, timeout_s)
     if bootstrap is None or arguments or settings:
         found += of_node
     bootstrap = bootstrap or running_at
@@ -103,10 +103,12 @@ def diagnose(
     return sorted(found, key=lambda each: order.index(each.severity))
 
 
-def _diagnose_node(arguments: list[str], settings: dict[str, str]) -> tuple[list[Diagnosis], str | None]:
+def _diagnose_node(
+    arguments: list[str], settings: dict[str, str], timeout_s: float
+) -> tuple[list[Diagnosis], str | None]:
     """The findings, and where the node answers if it runs."""
+    from ottla.cli.diagnose_cluster import cluster_at
     from ottla.cli.diagnose_node import (
-        addresses_of,
         check_directories,
         check_listeners,
         check_settings,
@@ -127,10 +129,12 @@ def _diagnose_node(arguments: list[str], settings: dict[str, str]) -> tuple[list
         return found, None
     holder, of_directories = check_directories(config)
     found += of_directories
-    found += check_listeners(config, holder)
+    running_at, of_listeners = check_listeners(
+        config, holder, lambda address: run(cluster_at(address, timeout_s))
+    )
+    found += of_listeners
     found += check_tls(config)
-    addresses = addresses_of(config) if holder is not None and config.is_broker else []
-    return found, addresses[0] if addresses else None
+    return found, running_at
 
 
 def _given(name: str, value: str | None) -> list[str]:

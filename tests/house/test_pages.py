@@ -12,6 +12,9 @@ import yaml  # type: ignore[import-untyped, unused-ignore]
 from tests.docs.blocks import DOCS, ROOT, Block, blocks, pages
 
 _LINK = re.compile(r"\]\(([^)\s#]+\.md)(?:#[^)]*)?\)")
+_CREATED = re.compile(r"ottla topics create ([\w.-]+)")
+_SENT = re.compile(r"""(?:send|send_nowait|send_arrow|write_topic)\((?:"[^"]*:\d+", )?"([\w.-]+)\"""")
+ON_NODES_OF_THEIR_OWN = {DOCS / page for page in ("spark/guide.md", "tiered-storage.md")}
 _CODE = re.compile(r"`([a-z_]+/[a-z_/]*(?:\.pyx?)?)`")
 
 
@@ -52,6 +55,20 @@ def test_a_chapter_has_a_picture_and_names_code_that_exists(page: Path) -> None:
     named = _CODE.findall(code)
     assert named
     assert [each for each in named if not (ROOT / "src" / "ottla" / each).exists()] == []
+
+
+def test_pages_make_topics_of_their_own() -> None:
+    """A reader walks several pages on one node: none finds the topics of another one, with other records."""
+    made: dict[str, set[str]] = {}
+    for page in pages():
+        text = "\n".join(block.text for block in blocks(page) if block.why_not is None)
+        if page in ON_NODES_OF_THEIR_OWN or "ottla cluster up" in text:
+            continue
+        for found in (_CREATED.findall(text), _SENT.findall(text)):
+            for topic in found:
+                made.setdefault(topic, set()).add(page.relative_to(ROOT).as_posix())
+    assert len(made) > 20
+    assert {topic: sorted(where) for topic, where in made.items() if len(where) > 1} == {}
 
 
 def test_every_block_runs_or_says_why_not() -> None:

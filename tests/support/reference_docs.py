@@ -50,31 +50,42 @@ def _command(command: click.Command, name: str, above: click.Context) -> Iterato
     if name == "ottla start":  # which reads its options itself
         yield f"```text\n{START}```\n"
         return
-    yield _plain(command.help or "") + "\n"
+    yield _help(command.help or "") + "\n"
     if isinstance(command, click.Group):
         for each in command.list_commands(context):
             inside = command.get_command(context, each)
             assert inside is not None
             yield from _command(inside, f"{name} {each}", context)
         return
-    if arguments := [
-        each.make_metavar(context) for each in command.params if isinstance(each, click.Argument)
-    ]:
-        yield f"`{name} [OPTIONS] {' '.join(arguments)}`\n"
+    arguments = [each for each in command.params if isinstance(each, click.Argument)]
+    if arguments:
+        yield f"`{name} [OPTIONS] {' '.join(each.make_metavar(context) for each in arguments)}`\n"
     lines = []
-    for option in command.params:
-        record = option.get_help_record(context) if isinstance(option, click.Option) else None
-        if record is not None and not set(_COMMON) & set(option.opts):
+    options = [each for each in command.params if isinstance(each, click.Option)]
+    for parameter in (*arguments, *options):
+        record = parameter.get_help_record(context)
+        if record is None or set(_COMMON) & set(parameter.opts):
+            continue
+        if record[1] or parameter in options:
             lines.append(f"- `{record[0]}` {_plain(record[1])}".rstrip())
     if lines:
         yield "\n".join(lines) + "\n"
+
+
+def _help(text: str) -> str:
+    """The help of a command. A paragraph that click leaves as it is, after a backspace, is a block."""
+    paragraphs = re.split(r"\n\s*\n", text.strip())
+    return "\n\n".join(
+        f"```text\n{each.lstrip(chr(8)).strip()}\n```" if each.lstrip().startswith("\b") else _plain(each)
+        for each in paragraphs
+    )
 
 
 def _plain(text: str) -> str:
     text = re.sub(r"\s*\n\s*", " ", re.sub(r"\n\s*\n", "\0", text.replace("\b", "").strip())).replace(
         "\0", "\n\n"
     )
-    return re.sub(r"[*_<|](?=\S)", r"\\\g<0>", text)
+    return re.sub(r"(`[^`]*`)|([*_<|](?=\S))", lambda each: each[1] or f"\\{each[2]}", text)
 
 
 def errors() -> str:

@@ -63,9 +63,9 @@ def app(
 ) -> None:
     """See and manage a cluster in the browser.
 
-    On 127.0.0.1 acting as the user of --command-config, for the browser that opens the address which is
-    printed; then the next one is printed. On other addresses only with https, and every user logs
-    in with SASL as one of the cluster's users.
+    On 127.0.0.1 it acts as the user of --command-config. It prints an address that lets one browser in;
+    when it was opened, the next one is printed. Other addresses need https, and every user logs in with
+    SASL as one of the cluster's users.
     """
     from ottla.console.server import ConsoleServer, ServerCertificate, serve_until
     from ottla.runtime.runtime import Runtime

@@ -28,7 +28,7 @@ app = group("log-dirs", HELP)
 @command(app, "describe")
 def describe(
     topics: Annotated[
-        list[str] | None, Option("--topic", "-t", help="Only this topic; may be repeated.")
+        list[str] | None, Option("--topic", "-t", metavar="TOPIC", help="Only this topic; may be repeated.")
     ] = None,
     brokers: Annotated[str | None, Option("--brokers", metavar="0,1", help="Only these brokers.")] = None,
     replicas: Annotated[bool, Option("--replicas", help="Show a line for each replica.")] = False,

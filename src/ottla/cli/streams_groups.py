@@ -183,7 +183,7 @@ def _json(info: GroupInfo) -> dict[str, Any]:
 def lag(
     name: Group,
     topics: Annotated[
-        list[str] | None, Option("--topic", "-t", help="Only this topic; may be repeated.")
+        list[str] | None, Option("--topic", "-t", metavar="TOPIC", help="Only this topic; may be repeated.")
     ] = None,
     common: Common = COMMON,
 ) -> None:

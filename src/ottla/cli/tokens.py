@@ -39,7 +39,12 @@ def create(
         Option("--owner", "-o", metavar="PRINCIPAL", help="For another principal than yourself, User:name."),
     ] = None,
     max_lifetime_ms: Annotated[
-        int, Option("--max-lifetime-ms", metavar="MS", help="The longest it can be renewed for.")
+        int,
+        Option(
+            "--max-lifetime-ms",
+            metavar="MS",
+            help="The longest it can be renewed for; -1 is the most that brokers allow.",
+        ),
     ] = -1,
     common: Common = COMMON,
 ) -> None:
@@ -66,7 +71,7 @@ def create(
 def renew(
     hmac: Hmac,
     period_ms: Annotated[
-        int, Option("--period-ms", metavar="MS", help="How long it is to last; the usual time if not given.")
+        int, Option("--period-ms", metavar="MS", help="How long it is to last; -1 is the usual time.")
     ] = -1,
     common: Common = COMMON,
 ) -> None:
@@ -83,7 +88,7 @@ def renew(
 def expire(
     hmac: Hmac,
     period_ms: Annotated[
-        int, Option("--period-ms", metavar="MS", help="End it after this time; at once if not given.")
+        int, Option("--period-ms", metavar="MS", help="End it after this time; -1 is at once.")
     ] = -1,
     common: Common = COMMON,
 ) -> None:

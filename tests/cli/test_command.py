@@ -402,6 +402,32 @@ def modules_of(*arguments: str) -> set[str]:
     return set(ended.stderr.split())
 
 
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [(["acls", "list"], "ottla secure init"), (["tokens", "list"], "--command-config")],
+)
+def test_what_a_node_without_security_does_not_have(
+    ottla_node: LocalNode, arguments: list[str], advice: str
+) -> None:
+    assert advice in CommandLine(ottla_node.bootstrap_servers).fails(*arguments).err.splitlines()[1]
+
+
+def test_the_port_of_the_console_is_no_broker() -> None:
+    with LocalNode({"http.listener": "http://127.0.0.1:0"}) as node:
+        assert node.http_url is not None
+        ended = CommandLine(node.http_url.removeprefix("http://")).fails("topics", "list", status=3)
+    assert "it is an HTTP server" in ended.err
+
+
+@pytest.mark.slow
+def test_closed_streams_are_as_empty_ones(ottla_node: LocalNode) -> None:
+    base = f"{sys.executable} -m ottla"
+    for command in ("topics list >&-", "produce no-such-topic 2>&- <&-"):
+        line = f"{base} {command} -b {ottla_node.bootstrap_servers}"
+        ended = subprocess.run(["sh", "-c", line], capture_output=True, text=True, timeout=LIMIT_S)
+        assert (ended.returncode, ended.stderr) == (int("produce" in command), ""), command
+
+
 @pytest.mark.slow
 def test_help_imports_neither_the_client_nor_what_draws_tables() -> None:
     imported = modules_of("--help")

@@ -46,7 +46,7 @@ def test_what_would_be_lost_is_shown_first_and_then_lost(damaged: Path, offline:
     with LocalNode(data_dir=directory):
         info = offline.ok("storage", "info", directory, "--json").json[0]
         assert info["damaged"] == ["orders-0"]
-        assert "is using this directory" in offline("storage", "repair", directory, "--apply").err
+        assert "is in use: stop its node" in offline("storage", "repair", directory, "--apply").err
     assert offline.ok("storage", "info", directory, "--json").json[0]["clean_shutdown"] is True
 
     (shown,) = offline.ok("storage", "repair", directory, "--json").json

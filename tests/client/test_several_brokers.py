@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from ottla.client.admin import Admin
 from ottla.client.consumer import Consumer, ConsumerRecord, TopicPartition
 from ottla.client.consumer.fetcher import FETCHES_AHEAD
 from ottla.client.errors import ConnectionFailed
@@ -25,6 +26,12 @@ from ottla.protocol.messages.consumer_group_heartbeat import (
 )
 from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, PartitionData
 from ottla.protocol.messages.join_group import JoinGroupRequest, JoinGroupResponse
+from ottla.protocol.messages.list_groups import ListedGroup, ListGroupsRequest, ListGroupsResponse
+from ottla.protocol.messages.list_transactions import (
+    ListTransactionsRequest,
+    ListTransactionsResponse,
+    TransactionState,
+)
 from ottla.protocol.messages.metadata import MetadataRequest
 from ottla.protocol.messages.offset_commit import (
     OffsetCommitRequest,
@@ -487,6 +494,30 @@ async def test_an_assignment_that_a_coordinator_wrote_before_it_moved_is_not_mis
     async with Consumer(cluster.servers, group_id="g", group_protocol="consumer", **settings) as c:
         c.subscribe([TOPIC])
         assert len(await read(c, 5)) == 5
+
+
+async def test_a_list_waits_for_coordinators_that_load(cluster: FakeCluster) -> None:
+    loading = int(ErrorCode.COORDINATOR_LOAD_IN_PROGRESS)
+    asked: list[type] = []
+
+    def groups(node_id: int, request: ListGroupsRequest) -> ListGroupsResponse:
+        asked.append(ListGroupsRequest)
+        if node_id == 2 and asked.count(ListGroupsRequest) < 4:
+            return ListGroupsResponse(error_code=loading)
+        return ListGroupsResponse(groups=[ListedGroup(group_id=f"of {node_id}")])
+
+    def transactions(node_id: int, request: ListTransactionsRequest) -> ListTransactionsResponse:
+        asked.append(ListTransactionsRequest)
+        if node_id == 2 and asked.count(ListTransactionsRequest) < 4:
+            return ListTransactionsResponse(error_code=loading)
+        state = TransactionState(transactional_id=f"of {node_id}", transaction_state="Empty")
+        return ListTransactionsResponse(transaction_states=[state])
+
+    cluster.on(ListGroupsRequest, groups)
+    cluster.on(ListTransactionsRequest, transactions)
+    async with Admin(cluster.servers, retry_backoff_ms=5, retry_backoff_max_ms=20) as admin:
+        assert [each.group_id for each in await admin.groups.list()] == ["of 1", "of 2"]
+        assert [each.transactional_id for each in await admin.transactions.list()] == ["of 1", "of 2"]
 
 
 async def test_a_member_whose_group_is_gone_joins_again(cluster: FakeCluster) -> None:

@@ -128,6 +128,14 @@ def test_a_head_that_never_ends_is_refused_while_it_arrives() -> None:
     assert len(received) < MAX_HEAD_BYTES + 100
 
 
+@for_each(("protocol", "first"), [("Kafka", b"\0\0\0\x1f\0\x12\0\x04"), ("TLS", b"\x16\x03\x01\x02\0\x01")])
+def test_another_protocol_is_refused_with_its_first_byte(protocol: str, first: bytes) -> None:
+    """Its client would wait for an answer to a request that has no end here."""
+    with pytest.raises(HttpProblem) as refused:
+        find_head_end(bytearray(first), 0)
+    assert refused.value.status == 400, protocol
+
+
 def test_the_end_of_a_head_is_found_wherever_it_is_cut() -> None:
     text = b"GET / HTTP/1.1\r\n" + HOST + b"\r\n"
     for cut in range(1, len(text)):

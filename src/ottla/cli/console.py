@@ -113,7 +113,9 @@ def app(
         except ValueError as error:
             raise WrongUsage(str(error)) from None
         except OSError as error:
-            raise CliError(f"cannot serve {listen}: {error.strerror or error}") from None
+            raise CliError(
+                f"cannot serve {listen}: {error.strerror or error}; --listen chooses another address"
+            ) from None
         finally:
             undo()
             runtime.close()

@@ -83,6 +83,14 @@ _ADVICE: Final = (
         "larger than max.message.bytes",
         "`ottla configs alter --topic NAME --set max.message.bytes=BYTES` has the topic take it.",
     ),
+    (
+        "No Authorizer is configured",
+        "In server.properties it is authorizer.class.name; `ottla secure init` makes a node that has one.",
+    ),
+    (
+        "Tokens cannot be managed over this kind of connection",
+        "Log in with SASL, or with a certificate, and not with a token: --command-config FILE.",
+    ),
     ("SASL GSSAPI failed", "GSSAPI is the default: set sasl.mechanism in the file of --command-config."),
 )
 
@@ -157,12 +165,15 @@ def cli_error(error: KafkaError) -> CliError:
     )
     from ottla.protocol.errors import ErrorCode
 
+    advised = (
+        ErrorCode.MESSAGE_TOO_LARGE,
+        ErrorCode.SECURITY_DISABLED,
+        ErrorCode.DELEGATION_TOKEN_REQUEST_NOT_ALLOWED,
+    )
     advice = next((text for sign, text in _ADVICE if sign in error.message), "")
     if isinstance(error, BootstrapFailed | ConnectionFailed | NotKafka):
         return CliError(error.message, advice or _NO_BROKER, status=UNREACHABLE)
-    if advice and (
-        isinstance(error, AuthenticationFailed | ConnectionLost) or error.code is ErrorCode.MESSAGE_TOO_LARGE
-    ):
+    if advice and (isinstance(error, AuthenticationFailed | ConnectionLost) or error.code in advised):
         return CliError(str(error), advice)
     if isinstance(error, RequestTimedOut):
         return CliError(
@@ -229,8 +240,18 @@ def confirm(question: str, *, yes: bool) -> None:
         raise CliError("nothing was changed")
 
 
+def _open_closed_streams() -> None:
+    """Have a command that was started with a closed stream (`>&-`) read nothing, or write to nowhere."""
+    import os
+
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115 - for as long as the process runs
+
+
 def exit_status_of(main: Callable[[], int]) -> int:
     """Run the application and return its exit status, whatever ended it."""
+    _open_closed_streams()
     for stream in (sys.stdout, sys.stderr):
         # Characters that a terminal cannot show are escaped.
         if isinstance(stream, TextIOWrapper):

@@ -366,13 +366,10 @@ def _repair(path: str, topic: str | None, partition: int | None, apply: bool) ->
         raise CliError(f"{path} is not the data directory of a node: it has no meta.properties")
     directory = LogDirectory(path, FileHandles(RealDisk()), SystemClock(), SystemRandom())
     try:
-        lock = open_directory(directory, lock=True)
-        directory.check_online()
-        try:
+        with _locked(RealDisk(), [path]):
+            open_directory(directory, lock=False)
+            directory.check_online()
             return _repair_directory(directory, topic, partition, apply)
-        finally:
-            if lock is not None:
-                lock.release()
     except KafkaError as error:
         raise CliError(error.message) from None
     except OSError as error:

@@ -82,7 +82,7 @@ def http_fetch(request: HttpRequest) -> HttpResponse:
     except HttpError:
         raise
     except (OSError, http.client.HTTPException, ValueError) as error:
-        reason = str(error) or type(error).__name__
+        reason = (error.strerror if isinstance(error, OSError) else "") or str(error) or type(error).__name__
         raise HttpError(f"{request.shown_url} cannot be reached: {reason}") from None
 
 

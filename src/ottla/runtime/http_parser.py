@@ -88,6 +88,8 @@ def find_head_end(received: bytearray, looked_at: int) -> int:
     """Return where the empty line at the end of a head begins, or -1; `looked_at` bytes have been looked at
     before. HttpProblem if the head is too large already, or cannot become one.
     """
+    if received and received[0] <= 0x20 and received[0] != 0x0D:  # such as a client of Kafka, or of TLS
+        raise HttpProblem(400, "A request begins with its method.")
     start = max(0, looked_at - 3)
     end = received.find(b"\r\n\r\n", start)
     size = len(received) if end < 0 else end

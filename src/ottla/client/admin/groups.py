@@ -4,7 +4,6 @@ groups.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -245,15 +244,11 @@ class GroupsAdmin:
         are given.
         """
         request = ListGroupsRequest(states_filter=list(states), types_filter=list(types))
-        brokers = (await self._requests.cluster.refresh()).brokers
-        answers = await asyncio.gather(
-            *(self._requests.node(broker, request, ListGroupsResponse) for broker in sorted(brokers))
+        answers = await self._requests.every_broker(
+            request, ListGroupsResponse, lambda answer: answer.error_code, "list groups"
         )
         found: dict[str, ListedGroup] = {}
         for answer in answers:
-            if answer.error_code:
-                code = ErrorCode.of(answer.error_code)
-                raise KafkaError(code, f"cannot list groups: {code.text}")
             found |= {group.group_id: group for group in answer.groups}
         return [
             ListedGroupInfo(name, found[name].protocol_type, found[name].group_state, found[name].group_type)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Iterable
+from functools import partial
 from typing import Final, Protocol, TypeVar
 
 from ottla.client.network_client import NetworkClient
@@ -82,6 +83,21 @@ class AdminRequests:
         if node_id not in self.cluster.metadata.brokers:
             await self.cluster.refresh()
         return await self.cluster.request(node_id, request, response_type)
+
+    async def every_broker(
+        self, request: Request, response_type: type[R], error: Callable[[R], int], what: str
+    ) -> list[R]:
+        """Ask all brokers, and again those that say that they cannot tell yet, as while they load."""
+
+        async def ask(broker: int) -> R:
+            answer = await self.node(broker, request, response_type)
+            code = ErrorCode.of(error(answer))
+            if code:
+                raise KafkaError(code, f"cannot {what}: {code.text}")
+            return answer
+
+        brokers = sorted((await self.cluster.refresh()).brokers)
+        return await asyncio.gather(*(self.retrying(partial(ask, broker), what) for broker in brokers))
 
     async def controller(
         self, request: Request, response_type: type[R], errors: Callable[[R], Iterable[int]]

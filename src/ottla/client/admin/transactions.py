@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -79,15 +78,11 @@ class TransactionsAdmin:
             duration_filter=-1 if longer_than_ms is None else longer_than_ms,
             transactional_id_pattern=pattern,
         )
-        brokers = (await self._requests.cluster.refresh()).brokers
-        answers = await asyncio.gather(
-            *(self._requests.node(broker, request, ListTransactionsResponse) for broker in sorted(brokers))
+        answers = await self._requests.every_broker(
+            request, ListTransactionsResponse, lambda answer: answer.error_code, "list transactions"
         )
         found: dict[str, ListedTransaction] = {}
         for answer in answers:
-            if answer.error_code:
-                code = ErrorCode.of(answer.error_code)
-                raise KafkaError(code, f"cannot list transactions: {code.text}")
             for entry in answer.transaction_states:
                 found[entry.transactional_id] = ListedTransaction(
                     entry.transactional_id, entry.producer_id, entry.transaction_state

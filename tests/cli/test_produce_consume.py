@@ -138,6 +138,13 @@ def test_a_reader_that_goes_away_ends_it(node_for_commands: LocalNode, membershi
         reading.wait()
 
 
+def test_arguments_that_are_not_utf_8(ottla: CommandLine, topic: str) -> None:
+    """As the shell hands them over: a key is bytes, a name is text."""
+    ottla.ok("produce", topic, "v\udcff", "--key", "k\udcfe")
+    assert ottla.ok("consume", topic, "--from-beginning", "-e", "--raw", "-k").raw == b"k\xfe\tv\xff"
+    assert "n\\udcff is not UTF-8" in ottla("produce", "n\udcff", "v").err
+
+
 def test_a_name_that_no_topic_can_have_is_explained(ottla: CommandLine) -> None:
     ended = ottla("produce", "my topic", "x")
     assert ended.status == 1

@@ -167,7 +167,7 @@ def encoder(name: str) -> Callable[[str], bytes]:
         return unpack
     if name == "json":
         return _checked_json
-    return str.encode
+    return encode_raw
 
 
 def _checked_json(text: str) -> bytes:

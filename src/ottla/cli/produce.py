@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO, Final
 from ottla.cli.command_config import connect_to
 from ottla.cli.commands import Argument, Option, command
 from ottla.cli.errors import CliError, WrongUsage
-from ottla.cli.formats import DESERIALIZERS, bytes_of_json, encoder
+from ottla.cli.formats import DESERIALIZERS, bytes_of_json, encode_raw, encoder
 from ottla.cli.options import COMMON, ClientSettings, Common, client_settings, settings_checked
 from ottla.cli.output import note, print_json_line
 from ottla.cli.session import ensure_topic, open_admin, run
@@ -203,7 +203,7 @@ def _from_text(
             raise CliError(f"{_shorten(before)} has no key separator {separator!r}")
         key = make_key(before.decode(errors="surrogateescape"))
     # Text is passed on unchanged, so that bytes that are not UTF-8 stay the same.
-    value = data if make_value is str.encode else make_value(data.decode(errors="surrogateescape"))
+    value = data if make_value is encode_raw else make_value(data.decode(errors="surrogateescape"))
     return Outgoing(value, key, defaults.headers, defaults.partition, defaults.timestamp)
 
 

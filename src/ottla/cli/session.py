@@ -273,6 +273,9 @@ def exit_status_of(main: Callable[[], int]) -> int:
 
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return OK
+    except UnicodeEncodeError as error:  # of an argument that has become a name
+        print_line(f"ottla: {error.object} is not UTF-8", file=sys.stderr)
+        return USAGE
     except OSError as error:
         print_line(
             f"ottla: {error.filename or ''}{': ' if error.filename else ''}{error.strerror or error}",

@@ -219,6 +219,12 @@ def test_a_file_with_a_delimiter_of_its_own(ottla: CommandLine, topic: str, tmp_
     assert "missing" in missing.err
 
 
+def test_a_delimiter_may_be_where_the_input_is_cut(ottla: CommandLine, topic: str) -> None:
+    values = [f"{n}" + "|" * (n % 3) + "x" * (64 * 1024 + n - 6) for n in range(4)]
+    ottla.ok("produce", topic, "-p", "0", "-D", "||x|", stdin="||x|".join(values))
+    assert consume(ottla, topic).splitlines() == values
+
+
 @pytest.mark.parametrize("codec", ["gzip", "snappy", "lz4", "zstd"])
 def test_many_records_with_every_codec(ottla: CommandLine, topic: str, codec: str) -> None:
     lines = [f"record {n}" for n in range(3_000)]

@@ -252,12 +252,13 @@ async def _read(
     while (chunk := await asyncio.to_thread(_read_some, stream)) != b"":
         if chunk is None:
             continue
+        # A delimiter may have begun with the last bytes of what was searched.
+        begin, search = 0, max(0, len(held) - len(delimiter) + 1)
         held += chunk
-        if not whole:
-            *complete, rest = bytes(held).split(delimiter)
-            held = bytearray(rest)
-            for data in complete:
-                yield parse(data)
+        while not whole and (end := held.find(delimiter, search)) >= 0:
+            yield parse(bytes(held[begin:end]))
+            begin = search = end + len(delimiter)
+        del held[:begin]
         if len(held) > MAX_RECORD_BYTES:
             raise CliError(f"a record of the input is larger than {MAX_RECORD_BYTES} bytes")
     if held or whole:

@@ -210,6 +210,17 @@ def test_a_mistyped_command_is_answered_with_a_suggestion(
     assert f"did you mean {meant}?" in ended.err
 
 
+def test_help_may_be_asked_for_as_a_command(offline: CommandLine) -> None:
+    assert offline.ok("help").out == offline.ok("--help").out
+    assert offline.ok("help", "topics", "create").out == offline.ok("topics", "create", "--help").out
+    assert "did you mean topics" in offline.fails("help", "topcs", status=2).err
+
+
+def test_what_is_done_otherwise_is_said(offline: CommandLine) -> None:
+    assert "Ctrl-C or SIGTERM stops a node" in offline.fails("stop", status=2).err
+    assert "`ottla doctor`" in offline.fails("status", status=2).err
+
+
 def test_a_broker_that_is_down_is_reported_with_its_own_exit_status(offline: CommandLine) -> None:
     ended = offline("topics", "list")
     assert ended.status == 3
@@ -223,6 +234,9 @@ def test_a_broker_that_is_down_is_reported_with_its_own_exit_status(offline: Com
     [
         (["topics", "list", "--no-such"], "no such option '--no-such'; see `ottla topics list --help`"),
         (["topics", "list", "--timout", "1"], "no such option '--timout'; did you mean '--timeout'?"),
+        (["consume", "--topic", "t"], "--topic is no option here: `ottla consume TOPIC...`"),
+        (["topics", "--list"], "--list is no option here: `ottla topics list`"),
+        (["groups", "describe", "--group", "g"], "--group is no option here: `ottla groups describe GROUP`"),
         (
             ["topics", "create", "t", "-p", "0"],
             "0 is not in the range x>=1; see `ottla topics create --help`",

@@ -76,6 +76,12 @@ TASKS: Final[dict[str, dict[str, CommandEntry]]] = {
         "completion": CommandEntry("app", "Print the completion script of a shell."),
     },
 }
+_NO_COMMANDS: Final = {
+    "status": "`ottla top` shows a node or any cluster, `ottla cluster status` one of this machine, and "
+    "`ottla doctor` what is wrong",
+    "stop": "Ctrl-C or SIGTERM stops a node, and `ottla cluster down` a cluster of this machine",
+}
+"""What is done otherwise, by the names of commands that one would look for."""
 COMMANDS: Final = {name: entry for entries in TASKS.values() for name, entry in entries.items()}
 
 
@@ -84,6 +90,13 @@ class Root(Group):
 
     def list_commands(self, context: click.Context) -> list[str]:
         return list(COMMANDS)
+
+    def resolve_command(
+        self, context: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        if args[0] in _NO_COMMANDS:
+            raise click.UsageError(f"there is no command {args[0]}: {_NO_COMMANDS[args[0]]}", context)
+        return super().resolve_command(context, args)
 
     def get_command(self, context: click.Context, name: str) -> click.Command | None:
         entry = COMMANDS.get(name)
@@ -179,6 +192,24 @@ def _usage_error(error: click.ClickException) -> WrongUsage:
     problem = error.format_message().rstrip(".").replace(". Did you mean", "; did you mean")
     context = error.ctx if isinstance(error, click.UsageError) else None
     see = ""
-    if context is not None and not problem.endswith("?"):
-        see = f"; see `{context.command_path} --help`"
+    if context is not None:
+        if isinstance(error, click.NoSuchOption) and (meant := _meant_by(error.option_name, context)):
+            problem, see = f"{error.option_name} is no option here", f": `{context.command_path} {meant}`"
+        elif not problem.endswith("?"):
+            see = f"; see `{context.command_path} --help`"
     return WrongUsage(problem[:1].lower() + problem[1:] + see)
+
+
+def _meant_by(option: str, context: click.Context) -> str | None:
+    """The command or the argument that is an option in Kafka's tools, as `--list` and `--topic`, if there is
+    one.
+    """
+    name = option.lstrip("-")
+    if isinstance(context.command, click.Group) and name in context.command.list_commands(context):
+        return name
+    for each in context.command.params:
+        if isinstance(each, click.Argument):
+            shown = each.make_metavar(context)
+            if shown.strip("[].").lower() == name:
+                return shown
+    return None

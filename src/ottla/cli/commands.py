@@ -282,6 +282,11 @@ class Group(click.Group):
         self, context: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         name = args[0]
+        if name == "help":  # `ottla help topics` is `ottla topics --help`
+            if args[1:]:
+                return self.resolve_command(context, [*args[1:], "--help"])
+            print(context.get_help())
+            context.exit()
         if self.get_command(context, name) is None and not name.startswith("-"):
             hint = did_you_mean(name, self.list_commands(context))
             raise click.UsageError(f"there is no command {name}{hint}", context)

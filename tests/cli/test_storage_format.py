@@ -122,7 +122,7 @@ def test_a_controller_of_a_dynamic_quorum_says_how_it_comes_into_it(
 def test_a_file_that_is_not_there_is_named_once(tmp_path: Path, offline: CommandLine) -> None:
     file = str(tmp_path / "no.properties")
     ended = offline("storage", "format", "-c", file)
-    assert (ended.status, ended.err) == (1, f"ottla: cannot read {file}: No such file or directory\n")
+    assert (ended.status, ended.err) == (2, f"ottla: cannot read {file}: No such file or directory\n")
 
 
 def test_first_users_log_in_and_commands_take_their_settings_from_a_file(

@@ -8,8 +8,9 @@ import random
 from typing import Any, TypeVar
 
 import ottla.protocol.messages
+from ottla.protocol.api import API_BY_NAME
 from ottla.protocol.errors import ErrorCode
-from ottla.protocol.schema import Field, Message, Struct
+from ottla.protocol.schema import Field, Message, Request, Struct
 
 S = TypeVar("S", bound=Struct)
 M = TypeVar("M", bound=Message)
@@ -62,6 +63,27 @@ def all_messages() -> list[type[Message]]:
     """Every message there is: requests, responses, headers, and what internal topics and files hold."""
     modules = [importlib.import_module(f"ottla.protocol.{name}") for name in RECORD_MODULES]
     return api_messages() + [cls for module in modules for cls in messages_of(module)]
+
+
+def request_of(api: str, **fields: Any) -> Request:
+    """The request of an API with these fields; structs in it are given as dictionaries.
+
+    >>> request_of("DescribeLogDirs", topics=[{"topic": "orders", "partitions": [0]}])
+    DescribeLogDirsRequest(topics=[DescribableLogDirTopic(topic='orders', partitions=[0])])
+    """
+    return _with_structs(API_BY_NAME[api].request_class, fields)
+
+
+def _with_structs(cls: type[S], fields: dict[str, Any]) -> S:
+    structs = {field.name: field.struct for field in cls.FIELDS if field.struct is not None}
+    values = dict(fields)
+    for name in structs.keys() & fields.keys():
+        value, struct = fields[name], structs[name]
+        if isinstance(value, dict):
+            values[name] = _with_structs(struct, value)
+        elif value is not None:
+            values[name] = [_with_structs(struct, each) for each in value]
+    return cls(**values)
 
 
 def structs_of(cls: type[Struct]) -> list[type[Struct]]:

@@ -18,11 +18,8 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
 from ottla.protocol.messages.produce import (
-    PartitionProduceData,
     PartitionProduceResponse,
-    ProduceRequest,
     ProduceResponse,
-    TopicProduceData,
 )
 from ottla.records.batch import iter_batches, read_records
 from ottla.records.builder import build_batch
@@ -30,7 +27,7 @@ from ottla.runtime.disk import Buffer, File, RealDisk
 from ottla.runtime.runtime import Runtime
 from ottla.testing.local_node import LocalNode
 from tests.support.command_line import CommandLine
-from tests.support.wire import WireClient
+from tests.support.wire import WireClient, produce_request
 
 pytestmark = pytest.mark.slow
 
@@ -102,8 +99,7 @@ def create(wire: WireClient, name: str) -> int:
 
 def produce(wire: WireClient, topic: str, value: bytes) -> PartitionProduceResponse:
     records = memoryview(build_batch([(0, None, value)]))
-    data = TopicProduceData(name=topic, partition_data=[PartitionProduceData(index=0, records=records)])
-    request = ProduceRequest(acks=-1, timeout_ms=9000, topic_data=[data])
+    request = produce_request(topic, records, timeout_ms=9000)
     return wire.get(request, 9, ProduceResponse).responses[0].partition_responses[0]
 
 

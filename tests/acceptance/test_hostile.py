@@ -28,14 +28,14 @@ from ottla.protocol.messages.create_topics import (
     CreateTopicsResponse,
 )
 from ottla.protocol.messages.describe_configs import DescribeConfigsRequest, DescribeConfigsResource
-from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from ottla.protocol.messages.fetch import FetchRequest, FetchTopic
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic
-from ottla.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from ottla.protocol.messages.produce import ProduceRequest
 from ottla.protocol.schema import Request
 from ottla.records.builder import build_batch
 from tests.support.node_process import NodeProcess
 from tests.support.waiting import wait_until
-from tests.support.wire import WireClient
+from tests.support.wire import WireClient, fetch_request, produce_request
 
 pytestmark = pytest.mark.slow
 
@@ -107,20 +107,11 @@ def frame(request: Request, version: int) -> bytes:
 
 def produce(value: bytes) -> ProduceRequest:
     batch = build_batch([(0, None, value)])
-    partition = PartitionProduceData(index=0, records=memoryview(batch))
-    topic = TopicProduceData(name="victim", partition_data=[partition])
-    return ProduceRequest(acks=-1, timeout_ms=9000, topic_data=[topic])
+    return produce_request("victim", memoryview(batch), timeout_ms=9000)
 
 
 def fetch_everything() -> FetchRequest:
-    partition = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=2**31 - 1)
-    return FetchRequest(
-        max_wait_ms=0,
-        min_bytes=1,
-        max_bytes=2**31 - 1,
-        session_epoch=-1,
-        topics=[FetchTopic(topic="victim", partitions=[partition])],
-    )
+    return fetch_request("victim", partition_max_bytes=2**31 - 1, min_bytes=1, max_bytes=2**31 - 1)
 
 
 @pytest.mark.parametrize(
@@ -185,13 +176,8 @@ def test_clients_that_never_read_are_held_back(node: NodeProcess) -> None:
 
 def test_clients_that_wait_hundreds_of_times_at_once_and_vanish(node: NodeProcess) -> None:
     """Each asks for what will not come for ten minutes, more often than is worked on at once."""
-    wanted = FetchPartition(partition=0, fetch_offset=8, partition_max_bytes=MB)
-    patient = FetchRequest(
-        max_wait_ms=600_000,
-        min_bytes=1,
-        max_bytes=MB,
-        session_epoch=-1,
-        topics=[FetchTopic(topic="victim", partitions=[wanted])],
+    patient = fetch_request(
+        "victim", 8, partition_max_bytes=MB, max_wait_ms=600_000, min_bytes=1, max_bytes=MB
     )
     request = frame(patient, 12)
     with contextlib.ExitStack() as stack, WireClient(node.bootstrap, timeout_s=MAX_PAUSE_SECONDS) as other:

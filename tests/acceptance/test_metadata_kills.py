@@ -36,16 +36,13 @@ from ottla.protocol.messages.incremental_alter_configs import (
 )
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataResponse
 from ottla.protocol.messages.produce import (
-    PartitionProduceData,
-    ProduceRequest,
     ProduceResponse,
-    TopicProduceData,
 )
 from ottla.protocol.schema import Request
 from ottla.records.builder import build_batch
 from tests.support.node_process import NodeProcess
 from tests.support.waiting import wait_until
-from tests.support.wire import CLOSED, WireClient
+from tests.support.wire import CLOSED, WireClient, produce_request
 
 ROUNDS = int(os.environ.get("KILL_ROUNDS", "3"))
 SEED = int(os.environ.get("KILL_SEED", str(random.SystemRandom().randrange(2**31))))
@@ -150,10 +147,7 @@ def certain(topics: Mapping[str, str | None], unsure: str | None) -> dict[str, s
 
 def check_writable(wire: WireClient, names: list[str]) -> None:
     for name in names:
-        data = PartitionProduceData(index=2, records=build_batch([(0, None, b"value")]))
-        request = ProduceRequest(
-            acks=-1, timeout_ms=9000, topic_data=[TopicProduceData(name=name, partition_data=[data])]
-        )
+        request = produce_request(name, build_batch([(0, None, b"value")]), partition=2, timeout_ms=9000)
         answer = wire.get(request, 9, ProduceResponse)
         assert answer.responses[0].partition_responses[0].error_code == 0, (name, answer)
 

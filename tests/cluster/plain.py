@@ -22,17 +22,15 @@ from ottla.protocol.messages.list_offsets import (
     ListOffsetsTopic,
 )
 from ottla.protocol.messages.produce import (
-    PartitionProduceData,
     ProduceRequest,
     ProduceResponse,
-    TopicProduceData,
 )
 from ottla.protocol.names import TopicPartition
 from ottla.records.builder import build_batch
 from ottla.runtime.clock import SystemClock
 from ottla.testing.local_cluster import ClusterNode, LocalCluster, send_request
 from tests.support.waiting import wait_until
-from tests.support.wire import WireClient
+from tests.support.wire import WireClient, produce_request
 
 PRODUCE_VERSION = 11
 LATEST = -1
@@ -92,15 +90,7 @@ def wait_for_leader(cluster: LocalCluster, topic: str, *, among: Iterable[int]) 
 
 def _request(topic: str, value: bytes, *, acks: int, partition: int, timeout_ms: int) -> ProduceRequest:
     batch = build_batch([(SystemClock().wall_ms(), None, value)])
-    return ProduceRequest(
-        acks=acks,
-        timeout_ms=timeout_ms,
-        topic_data=[
-            TopicProduceData(
-                name=topic, partition_data=[PartitionProduceData(index=partition, records=batch)]
-            )
-        ],
-    )
+    return produce_request(topic, batch, partition=partition, acks=acks, timeout_ms=timeout_ms)
 
 
 def produce(

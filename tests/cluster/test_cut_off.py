@@ -28,17 +28,14 @@ from ottla.protocol.messages.offset_fetch import (
     OffsetFetchResponse,
 )
 from ottla.protocol.messages.produce import (
-    PartitionProduceData,
-    ProduceRequest,
     ProduceResponse,
-    TopicProduceData,
 )
 from ottla.records.builder import build_batch
 from tests.cluster.conftest import SETTINGS
 from tests.support.acknowledged_workload import Load, read_all
 from tests.support.network_namespaces import SeparableCluster, missing_requirement
 from tests.support.waiting import wait_until
-from tests.support.wire import WireClient
+from tests.support.wire import WireClient, produce_request
 
 MISSING = missing_requirement()
 pytestmark = [
@@ -81,10 +78,9 @@ def write(
     cluster: SeparableCluster, node: int, topic: str, value: bytes, *, timeout_ms: int = 30_000
 ) -> tuple[ErrorCode, int]:
     """What a node says to one record with acks=all: the error, and the offset."""
-    data = PartitionProduceData(index=0, records=build_batch([(time.time_ns() // 1_000_000, None, value)]))
-    topics = [TopicProduceData(name=topic, partition_data=[data])]
+    batch = build_batch([(time.time_ns() // 1_000_000, None, value)])
     with WireClient(cluster.address(node)) as wire:
-        request = ProduceRequest(acks=-1, timeout_ms=timeout_ms, topic_data=topics)
+        request = produce_request(topic, batch, timeout_ms=timeout_ms)
         answer = wire.get(request, 11, ProduceResponse)
     (partition,) = answer.responses[0].partition_responses
     return ErrorCode.of(partition.error_code), partition.base_offset

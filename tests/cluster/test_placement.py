@@ -16,10 +16,7 @@ from confluent_kafka import TopicPartition as Place
 from ottla import blocking
 from ottla.client.admin.configs import ResourceType
 from ottla.protocol.messages.fetch import (
-    FetchPartition,
-    FetchRequest,
     FetchResponse,
-    FetchTopic,
     PartitionData,
 )
 from ottla.protocol.names import TopicPartition
@@ -29,6 +26,7 @@ from tests.cluster import plain
 from tests.cluster.conftest import SETTINGS
 from tests.support.acknowledged_workload import Load, read_all
 from tests.support.waiting import wait_until
+from tests.support.wire import fetch_request
 
 pytestmark = pytest.mark.slow
 
@@ -83,14 +81,7 @@ def where(admin: blocking.Admin, broker: int, topic: str) -> dict[str, int]:
 
 
 def fetch(node: ClusterNode, topic: str, offset: int, *, rack: str = "") -> PartitionData:
-    asked = FetchPartition(partition=0, fetch_offset=offset, partition_max_bytes=1_000_000)
-    request = FetchRequest(
-        max_wait_ms=500,
-        min_bytes=1,
-        rack_id=rack,
-        session_epoch=-1,
-        topics=[FetchTopic(topic=topic, partitions=[asked])],
-    )
+    request = fetch_request(topic, offset, max_wait_ms=500, min_bytes=1, rack_id=rack)
     answer = send_request(node.port, request, 12, FetchResponse, timeout_s=30)
     return answer.responses[0].partitions[0]
 

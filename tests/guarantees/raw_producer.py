@@ -8,7 +8,7 @@ from typing import Any, Final, TypeVar
 
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
-from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from ottla.protocol.messages.fetch import FetchResponse
 from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from ottla.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from ottla.protocol.messages.offset_fetch import (
@@ -18,10 +18,7 @@ from ottla.protocol.messages.offset_fetch import (
     OffsetFetchResponse,
 )
 from ottla.protocol.messages.produce import (
-    PartitionProduceData,
-    ProduceRequest,
     ProduceResponse,
-    TopicProduceData,
 )
 from ottla.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitRequest,
@@ -32,7 +29,7 @@ from ottla.protocol.messages.txn_offset_commit import (
 from ottla.protocol.schema import Request, Response
 from ottla.records.batch import iter_batches, read_records
 from ottla.records.builder import build_batch
-from tests.support.wire import WireClient
+from tests.support.wire import WireClient, fetch_request, produce_request
 
 DEADLINE_S: Final = 60.0
 GROUP_KEY: Final = 0
@@ -105,15 +102,8 @@ class RawProducer:
             base_sequence=sequence,
             transactional=True,
         )
-        request = ProduceRequest(
-            transactional_id=self.transactional_id,
-            acks=-1,
-            timeout_ms=60_000,
-            topic_data=[
-                TopicProduceData(
-                    topic_id=topic_id, partition_data=[PartitionProduceData(index=partition, records=batch)]
-                )
-            ],
+        request = produce_request(
+            topic_id, batch, partition=partition, transactional_id=self.transactional_id
         )
         # The transaction before may not have all its markers yet.
         answer = until(
@@ -186,9 +176,10 @@ def read_all(
     wire: WireClient, topic_id: bytes, *, partition: int = 0, committed: bool = False
 ) -> list[bytes]:
     """The values of a partition that a consumer of this isolation level is shown, from one fetch."""
-    place = FetchPartition(partition=partition, fetch_offset=0, partition_max_bytes=10_000_000)
-    request = FetchRequest(
-        topics=[FetchTopic(topic_id=topic_id, partitions=[place])],
+    request = fetch_request(
+        topic_id,
+        partition=partition,
+        partition_max_bytes=10_000_000,
         max_bytes=10_000_000,
         isolation_level=1 if committed else 0,
     )

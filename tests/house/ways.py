@@ -44,15 +44,12 @@ from ottla.protocol.messages.create_topics import (
     CreateTopicsResponse,
 )
 from ottla.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
-from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from ottla.protocol.messages.fetch import FetchResponse
 from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from ottla.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from ottla.protocol.messages.produce import (
-    PartitionProduceData,
-    ProduceRequest,
     ProduceResponse,
-    TopicProduceData,
 )
 from ottla.protocol.messages.share_group_heartbeat import (
     ShareGroupHeartbeatRequest,
@@ -67,7 +64,7 @@ from ottla.records.builder import build_batch
 from ottla.runtime.runtime import Runtime
 from ottla.testing.cluster_plan import free_ports
 from tests.support.waiting import wait_until
-from tests.support.wire import WireClient
+from tests.support.wire import WireClient, fetch_request, produce_request
 
 PAGE: Final = Path(__file__).parents[2] / "docs/ways.md"
 _ROOT: Final = str(Path(ottla.__file__).parent) + "/"
@@ -219,9 +216,7 @@ class Ways:
             return self._profile.files_of(lambda _: _produce(client))
 
     def a_fetch(self) -> Files:
-        partition = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=100_000)
-        topic = FetchTopic(topic_id=self._topic_id, partitions=[partition])
-        request = FetchRequest(max_wait_ms=500, min_bytes=1, topics=[topic])
+        request = fetch_request(self._topic_id, partition_max_bytes=100_000, max_wait_ms=500, min_bytes=1)
 
         def fetch(_: int) -> None:
             answer = client.get(request, 13, FetchResponse)
@@ -399,12 +394,11 @@ def _once_loaded(ask: Callable[[], A]) -> A:
 
 
 def _produce(client: WireClient, batch: bytes | None = None, transactional_id: str | None = None) -> None:
-    data = PartitionProduceData(index=0, records=batch or build_batch([(1, b"key", b"value")]))
-    request = ProduceRequest(
+    request = produce_request(
+        _TOPIC,
+        batch or build_batch([(1, b"key", b"value")]),
         transactional_id=transactional_id,
-        acks=-1,
         timeout_ms=_TIMEOUT_MS,
-        topic_data=[TopicProduceData(name=_TOPIC, partition_data=[data])],
     )
     answer = client.get(request, 11, ProduceResponse)
     assert answer.responses[0].partition_responses[0].error_code == 0, answer

@@ -13,11 +13,8 @@ import pytest
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from ottla.protocol.messages.produce import (
-    PartitionProduceData,
     PartitionProduceResponse,
-    ProduceRequest,
     ProduceResponse,
-    TopicProduceData,
 )
 from ottla.records.builder import build_batch
 from tests.kafka.conftest import OurLogs
@@ -25,7 +22,7 @@ from tests.support.apache_kafka import ApacheKafka
 from tests.support.dump_log import Dump, check_directory
 from tests.support.java_driver import Consumed, ConsumedRecord, JavaDriver
 from tests.support.kafka_corpus import CODECS, NODE_PROPERTIES, TOPICS, Truth, read_truth
-from tests.support.wire import WireClient
+from tests.support.wire import WireClient, produce_request
 
 pytestmark = [pytest.mark.kafka, pytest.mark.slow]
 
@@ -198,12 +195,7 @@ def test_kafka_goes_on_with_our_producers(
                 producer_epoch=producer.epoch,
                 base_sequence=sequence,
             )
-            data = PartitionProduceData(index=0, records=batch)
-            request = ProduceRequest(
-                acks=-1,
-                timeout_ms=10_000,
-                topic_data=[TopicProduceData(topic_id=topic_id, partition_data=[data])],
-            )
+            request = produce_request(topic_id, batch, timeout_ms=10_000)
             return client.get(request, 13, ProduceResponse).responses[0].partition_responses[0]
 
         repeated = produce(producer.sequence - 2)

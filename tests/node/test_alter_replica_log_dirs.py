@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.wire import WireClient
+from tests.support.wire import WireClient, fetch_request, produce_request
 
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.alter_replica_log_dirs import (
@@ -18,12 +18,9 @@ from ottla.protocol.messages.alter_replica_log_dirs import (
 )
 from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from ottla.protocol.messages.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
-from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from ottla.protocol.messages.fetch import FetchResponse
 from ottla.protocol.messages.produce import (
-    PartitionProduceData,
-    ProduceRequest,
     ProduceResponse,
-    TopicProduceData,
 )
 from ottla.records.batch import iter_batches, read_records
 from ottla.records.builder import build_batch
@@ -42,15 +39,13 @@ class Client:
 
     def produce(self, first: int, count: int) -> None:
         batch = build_batch([(0, None, b"%d" % n) for n in range(first, first + count)])
-        data = TopicProduceData(name="move", partition_data=[PartitionProduceData(index=0, records=batch)])
-        response = self._wire.get(ProduceRequest(acks=-1, topic_data=[data]), 9, ProduceResponse)
+        response = self._wire.get(produce_request("move", batch), 9, ProduceResponse)
         assert response.responses[0].partition_responses[0].base_offset == first
 
     def fetch(self) -> list[bytes | None]:
         values: list[bytes | None] = []
         while True:
-            part = FetchPartition(partition=0, fetch_offset=len(values), partition_max_bytes=2**20)
-            request = FetchRequest(topics=[FetchTopic(topic="move", partitions=[part])])
+            request = fetch_request("move", len(values))
             data = self._wire.get(request, 12, FetchResponse).responses[0].partitions[0]
             assert data.error_code == 0
             records = [

@@ -5,15 +5,12 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
-from tests.support.wire import WireClient, create_topic
+from tests.support.wire import WireClient, create_topic, produce_request
 
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.describe_log_dirs import DescribeLogDirsRequest, DescribeLogDirsResponse
 from ottla.protocol.messages.produce import (
-    PartitionProduceData,
-    ProduceRequest,
     ProduceResponse,
-    TopicProduceData,
 )
 from ottla.records.builder import build_batch
 from ottla.testing.local_node import LocalNode
@@ -24,8 +21,7 @@ PARTITIONS = 6
 
 def produce(wire: WireClient, index: int) -> ErrorCode:
     batch = build_batch([(0, None, b"x")])
-    data = TopicProduceData(name="t", partition_data=[PartitionProduceData(index=index, records=batch)])
-    response = wire.get(ProduceRequest(acks=-1, topic_data=[data]), 9, ProduceResponse)
+    response = wire.get(produce_request("t", batch, partition=index), 9, ProduceResponse)
     return ErrorCode(response.responses[0].partition_responses[0].error_code)
 
 

@@ -7,7 +7,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from tests.support.wire import WireClient, create_topic
+from tests.support.wire import WireClient, create_topic, fetch_request, produce_request
 
 from ottla.log.segment.txn_index import AbortedTxn
 from ottla.log.unified_log import UnifiedLog
@@ -15,14 +15,13 @@ from ottla.node.fetch.partition_reader import rounds
 from ottla.protocol.api import API_BY_NAME
 from ottla.protocol.headers import read_response
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
-from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from ottla.protocol.messages.fetch import FetchRequest, FetchResponse
 from ottla.protocol.messages.list_offsets import (
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsResponse,
     ListOffsetsTopic,
 )
-from ottla.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from ottla.records.builder import build_batch
 from ottla.runtime.disk import NotInMemory, _RealFile
 from ottla.testing.local_node import LocalNode
@@ -37,17 +36,12 @@ def old_data(tmp_path: Path) -> str:
     with LocalNode(data_dir=str(tmp_path)) as node, WireClient(node.bootstrap_servers) as wire:
         create_topic(wire, "old", retention_ms="-1")  # the records are from 1970
         for n, value in enumerate(VALUES):
-            data = PartitionProduceData(index=0, records=build_batch([(1000 + n, None, value)]))
-            old = TopicProduceData(name="old", partition_data=[data])
-            wire.ask(ProduceRequest(acks=-1, topic_data=[old]), 9)
+            wire.ask(produce_request("old", build_batch([(1000 + n, None, value)])), 9)
     return str(tmp_path)
 
 
 def fetch(max_bytes: int = 10_000_000) -> FetchRequest:
-    wanted = FetchPartition(partition=0, fetch_offset=7, partition_max_bytes=max_bytes)
-    return FetchRequest(
-        max_wait_ms=0, max_bytes=max_bytes, topics=[FetchTopic(topic="old", partitions=[wanted])]
-    )
+    return fetch_request("old", 7, partition_max_bytes=max_bytes, max_bytes=max_bytes)
 
 
 def records(response: FetchResponse) -> bytes:

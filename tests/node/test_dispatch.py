@@ -9,14 +9,13 @@ import struct
 from collections.abc import Iterator
 
 import pytest
-from tests.support.wire import WireClient
+from tests.support.wire import WireClient, produce_request
 
 from ottla.node.api.routes import ROUTES
 from ottla.protocol.api import API_BY_NAME, ListenerType
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.api_versions import ApiVersionsRequest, ApiVersionsResponse
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataResponse
-from ottla.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from ottla.testing.local_node import LocalNode
 
 
@@ -94,8 +93,7 @@ def test_a_request_that_cannot_be_answered_closes_only_its_own_connection(
 
 
 def test_a_produce_without_acknowledgement_that_fails_closes_the_connection(client: WireClient) -> None:
-    topic = TopicProduceData(name="missing", partition_data=[PartitionProduceData(index=0, records=b"")])
-    client.send(ProduceRequest(acks=0, topic_data=[topic]), 9)
+    client.send(produce_request("missing", b"", acks=0), 9)
     assert client.receive_frame() is None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from tests.support.waiting import wait_until
-from tests.support.wire import WireClient, create_topic
+from tests.support.wire import WireClient, create_topic, produce_request
 
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.describe_producers import (
@@ -20,10 +20,7 @@ from ottla.protocol.messages.incremental_alter_configs import (
     IncrementalAlterConfigsResponse,
 )
 from ottla.protocol.messages.produce import (
-    PartitionProduceData,
-    ProduceRequest,
     ProduceResponse,
-    TopicProduceData,
 )
 from ottla.records.builder import build_batch
 from ottla.testing.local_node import LocalNode
@@ -45,8 +42,7 @@ def test_producers_expire_by_a_setting_that_was_changed_since_the_start() -> Non
         create_topic(wire, "t")
         now_ms = int(time.time() * 1000)
         batch = build_batch([(now_ms, None, b"x")], producer_id=7, producer_epoch=0, base_sequence=0)
-        data = TopicProduceData(name="t", partition_data=[PartitionProduceData(index=0, records=batch)])
-        wire.get(ProduceRequest(acks=1, topic_data=[data]), 9, ProduceResponse)
+        wire.get(produce_request("t", batch, acks=1), 9, ProduceResponse)
         assert producers(wire) == 1
         changed = AlterableConfig(name="producer.id.expiration.ms", config_operation=0, value="1")
         resource = AlterConfigsResource(resource_type=_BROKER_RESOURCE, resource_name="", configs=[changed])

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from confluent_kafka import Producer
-from tests.support.wire import WireClient
+from tests.support.wire import WireClient, fetch_request
 
 from ottla.protocol.api import API
 from ottla.protocol.headers import read_response
-from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from ottla.protocol.messages.fetch import FetchResponse
 from ottla.testing.local_node import LocalNode
 
 DEADLINE_S = 60
@@ -23,15 +23,8 @@ def test_records_that_a_commit_makes_readable_complete_a_fetch_though_they_were_
         producer.produce("late", bytes(5_000))
         assert producer.flush(DEADLINE_S) == 0
         # It wants more than the marker of a commit has, and would wait for twice the deadline.
-        request = FetchRequest(
-            max_wait_ms=2 * DEADLINE_S * 1000,
-            min_bytes=4_000,
-            isolation_level=READ_COMMITTED,
-            topics=[
-                FetchTopic(
-                    topic="late", partitions=[FetchPartition(partition=0, partition_max_bytes=1_000_000)]
-                )
-            ],
+        request = fetch_request(
+            "late", max_wait_ms=2 * DEADLINE_S * 1000, min_bytes=4_000, isolation_level=READ_COMMITTED
         )
         client.send(request, VERSION)
         producer.commit_transaction(DEADLINE_S)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.node_process import NodeProcess
-from tests.support.wire import WireClient, create_topic
+from tests.support.wire import WireClient, create_topic, produce_request
 
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
@@ -24,11 +24,8 @@ from ottla.protocol.messages.fetch import (
 from ottla.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataRequestTopic, MetadataResponse
 from ottla.protocol.messages.produce import (
-    PartitionProduceData,
     PartitionProduceResponse,
-    ProduceRequest,
     ProduceResponse,
-    TopicProduceData,
 )
 from ottla.records.batch import iter_batches
 from ottla.records.builder import build_batch
@@ -51,10 +48,7 @@ def wire(node: LocalNode) -> Iterator[WireClient]:
 
 
 def produce(wire: WireClient, name: str, batch: bytes, partition: int = 0) -> PartitionProduceResponse:
-    data = PartitionProduceData(index=partition, records=batch)
-    request = ProduceRequest(
-        acks=-1, timeout_ms=60_000, topic_data=[TopicProduceData(name=name, partition_data=[data])]
-    )
+    request = produce_request(name, batch, partition=partition)
     return wire.get(request, 9, ProduceResponse).responses[0].partition_responses[0]
 
 

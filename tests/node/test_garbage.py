@@ -16,15 +16,15 @@ import pytest
 from bench.attack import NOT_SENT
 from bench.bystander import bomb
 from tests.support.messages import MessageMaker
-from tests.support.wire import WireClient, create_topic
+from tests.support.wire import WireClient, create_topic, fetch_request, produce_request
 
 from ottla import LocalNode
 from ottla.node.api.routes import ROUTES
 from ottla.protocol.api import API
 from ottla.protocol.messages.api_versions import ApiVersionsRequest
 from ottla.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicState
-from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
-from ottla.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
+from ottla.protocol.messages.fetch import FetchRequest
+from ottla.protocol.messages.produce import ProduceRequest
 from ottla.protocol.schema import Request
 from ottla.records.builder import build_batch
 
@@ -91,20 +91,12 @@ def delete(client: WireClient, name: str) -> None:
 
 
 def produce(name: str) -> ProduceRequest:
-    data = PartitionProduceData(index=0, records=build_batch([(0, None, b"x")]))
-    return ProduceRequest(
-        acks=-1, timeout_ms=30_000, topic_data=[TopicProduceData(name=name, partition_data=[data])]
-    )
+    return produce_request(name, build_batch([(0, None, b"x")]), timeout_ms=30_000)
 
 
 def fetch(name: str, session_epoch: int = -1) -> FetchRequest:
-    wanted = FetchPartition(partition=0, fetch_offset=0, partition_max_bytes=1 << 20)
-    return FetchRequest(
-        max_wait_ms=10,
-        min_bytes=1 << 20,
-        max_bytes=1 << 20,
-        session_epoch=session_epoch,
-        topics=[FetchTopic(topic=name, partitions=[wanted])],
+    return fetch_request(
+        name, max_wait_ms=10, min_bytes=1 << 20, max_bytes=1 << 20, session_epoch=session_epoch
     )
 
 

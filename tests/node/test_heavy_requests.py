@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from tests.support.waiting import wait_until
-from tests.support.wire import WireClient, create_topic
+from tests.support.wire import WireClient, create_topic, produce_request
 
 from ottla.node.api.handlers import describe_producers
 from ottla.node.api.handlers import list_offsets as list_offsets_handler
@@ -53,11 +53,8 @@ from ottla.protocol.messages.offset_fetch import (
     OffsetFetchResponse,
 )
 from ottla.protocol.messages.produce import (
-    PartitionProduceData,
     PartitionProduceResponse,
-    ProduceRequest,
     ProduceResponse,
-    TopicProduceData,
 )
 from ottla.records import batch, validation
 from ottla.records.builder import build_batch, join_batch
@@ -155,13 +152,6 @@ def bystander(node: LocalNode) -> Iterator[WireClient]:
         yield wire
 
 
-def produce(name: str, *batches: bytes, acks: int = 1) -> ProduceRequest:
-    parts = [PartitionProduceData(index=index, records=data) for index, data in enumerate(batches)]
-    return ProduceRequest(
-        acks=acks, timeout_ms=60_000, topic_data=[TopicProduceData(name=name, partition_data=parts)]
-    )
-
-
 def produced(wire: WireClient) -> list[PartitionProduceResponse]:
     frame = wire.receive_frame()
     assert frame is not None
@@ -180,12 +170,12 @@ def test_others_are_served_while_a_batch_decompresses_to_much(
 ) -> None:
     create_topic(wire, "bombs", 2)
     calls.held.clear()
-    wire.send(produce("bombs", bomb(), bomb()), 9)
-    wire.send(produce("bombs", build_batch([(NOW, None, b"behind it")])), 9)
+    wire.send(produce_request("bombs", bomb(), bomb()), 9)
+    wire.send(produce_request("bombs", build_batch([(NOW, None, b"behind it")])), 9)
     assert calls.begun.wait(60)
     assert is_served(bystander)
     create_topic(bystander, "bystander", 2)
-    bystander.send(produce("bystander", build_batch([(NOW, None, b"x")])), 9)
+    bystander.send(produce_request("bystander", build_batch([(NOW, None, b"x")])), 9)
     assert produced(bystander)[0].error_code == 0
     calls.held.set()
     assert [(part.error_code, part.base_offset) for part in produced(wire)] == [(0, 0), (0, 0)]
@@ -199,7 +189,7 @@ def test_an_ordinary_batch_is_checked_at_once(wire: WireClient, calls: Calls) ->
     create_topic(wire, "ordinary", 2)
     for codec in (Codec.LZ4, Codec.ZSTD, Codec.SNAPPY, Codec.GZIP):
         data = build_batch([(NOW, None, b"%d " % number * 30) for number in range(200)], codec=codec)
-        wire.send(produce("ordinary", data), 9)
+        wire.send(produce_request("ordinary", data), 9)
         assert produced(wire)[0].error_code == 0
     assert calls.seen
     assert calls.in_threads() == 0
@@ -216,7 +206,7 @@ def test_others_are_served_while_a_batch_is_compressed_for_its_topic(
     create_topic(wire, name, 2, **compression)
     calls.held.clear()
     values = [(NOW, None, b"%d" % (number * 7919) * 20) for number in range(2_000)]
-    wire.send(produce(name, build_batch(values), build_batch(values)), 9)
+    wire.send(produce_request(name, build_batch(values), build_batch(values)), 9)
     assert calls.begun.wait(60)
     assert is_served(bystander)
     calls.held.set()
@@ -229,7 +219,7 @@ def test_a_batch_that_takes_too_long_to_compress_is_too_large(
 ) -> None:
     create_topic(wire, "too-long", 2, **{"compression.type": "zstd", "compression.zstd.level": "19"})
     monkeypatch.setattr(validation, "MAX_COST_US", 1_000)
-    wire.send(produce("too-long", build_batch([(NOW, None, bytes(100_000))])), 9)
+    wire.send(produce_request("too-long", build_batch([(NOW, None, bytes(100_000))])), 9)
     assert produced(wire)[0].error_code == ErrorCode.MESSAGE_TOO_LARGE
 
 
@@ -251,7 +241,7 @@ def test_a_damaged_batch_is_refused_as_ever(wire: WireClient) -> None:
             count=1,
         )
     )
-    wire.send(produce("damaged", broken), 9)
+    wire.send(produce_request("damaged", broken), 9)
     assert produced(wire)[0].error_code == ErrorCode.INVALID_RECORD
 
 
@@ -261,10 +251,10 @@ def test_the_time_of_an_append_is_not_that_of_the_check(
     """What was appended meanwhile is not younger than what comes after it."""
     create_topic(wire, "append-time", 2, **{"message.timestamp.type": "LogAppendTime"})
     calls.held.clear()
-    wire.send(produce("append-time", bomb()), 9)
+    wire.send(produce_request("append-time", bomb()), 9)
     assert calls.begun.wait(60)
     with WireClient(node.bootstrap_servers) as other:
-        other.send(produce("append-time", build_batch([(NOW, None, b"first")])), 9)
+        other.send(produce_request("append-time", build_batch([(NOW, None, b"first")])), 9)
         first = produced(other)[0]
     calls.held.set()
     second = produced(wire)[0]
@@ -286,7 +276,7 @@ def test_others_are_served_while_a_timestamp_is_searched_in_a_large_batch(
 ) -> None:
     name = f"search{timestamp}"
     create_topic(wire, name, 2)
-    wire.send(produce(name, bomb(), bomb()), 9)
+    wire.send(produce_request(name, bomb(), bomb()), 9)
     assert [part.error_code for part in produced(wire)] == [0, 0]
     calls.seen.clear()
     calls.begun.clear()
@@ -321,8 +311,8 @@ def test_a_search_over_many_batches_goes_on_in_a_thread(
     old, new = build_batch([(NOW - 10, None, b"")]), build_batch([(NOW, None, b"")])
     count = 3_000
     for _ in range(count):
-        wire.send(produce("many-batches", old), 9)
-    wire.send(produce("many-batches", new), 9)
+        wire.send(produce_request("many-batches", old), 9)
+    wire.send(produce_request("many-batches", new), 9)
     for _ in range(count + 1):
         produced(wire)
     response = wire.get(list_offsets("many-batches", NOW - 5), 7, ListOffsetsResponse)
@@ -335,7 +325,7 @@ def test_many_producers_are_described_in_turns(wire: WireClient, monkeypatch: py
     create_topic(wire, "producers", 2)
     for producer_id in range(10):
         data = build_batch([(NOW, None, b"")], producer_id=producer_id, producer_epoch=0, base_sequence=0)
-        wire.send(produce("producers", data), 9)
+        wire.send(produce_request("producers", data), 9)
         assert produced(wire)[0].error_code == 0
     monkeypatch.setattr(describe_producers, "_AT_ONCE", 3)
     pauses: list[int] = []
@@ -376,7 +366,7 @@ def test_a_request_for_many_partitions_is_looked_up_in_turns(
 
 def test_records_of_many_partitions_are_deleted_in_turns(wire: WireClient) -> None:
     create_topic(wire, "wide-deletion", 2)
-    wire.ask(produce("wide-deletion", build_batch([(1, None, b"v")] * 5)), 9)
+    wire.ask(produce_request("wide-deletion", build_batch([(1, None, b"v")] * 5)), 9)
     parts = [DeleteRecordsPartition(partition_index=index, offset=1) for index in range(50)]
     again = [DeleteRecordsPartition(partition_index=0, offset=3)]
     topics = [DeleteRecordsTopic(name="wide-deletion", partitions=each) for each in (parts, again)]

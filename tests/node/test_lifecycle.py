@@ -14,14 +14,13 @@ import psutil
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from tests.support.node_process import READY, NodeProcess, run_start
-from tests.support.wire import CLOSED, WireClient, create_topic
+from tests.support.wire import CLOSED, WireClient, create_topic, fetch_request
 
 from ottla.cli.surroundings import directory_remarks
 from ottla.node.config.errors import NodeFailed
 from ottla.node.config.node_config import NodeConfig
 from ottla.node.server.storage import open_storage
 from ottla.protocol.messages.describe_cluster import DescribeClusterRequest, DescribeClusterResponse
-from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
 from ottla.protocol.messages.metadata import MetadataRequest
 from ottla.runtime.disk import RealDisk
 from ottla.runtime.network import RealNetwork
@@ -110,13 +109,8 @@ def test_a_disk_that_never_answers_does_not_keep_the_process(tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_readers_that_wait_for_records_do_not_hold_up_its_end(tmp_path: Path) -> None:
-    wanted = FetchPartition(partition=0, partition_max_bytes=1000)
-    request = FetchRequest(
-        max_wait_ms=60_000,
-        min_bytes=1,
-        max_bytes=1000,
-        session_epoch=-1,
-        topics=[FetchTopic(topic="quiet", partitions=[wanted])],
+    request = fetch_request(
+        "quiet", partition_max_bytes=1000, max_wait_ms=60_000, min_bytes=1, max_bytes=1000
     )
     with NodeProcess(tmp_path) as node, WireClient(node.bootstrap) as wire:
         create_topic(wire, "quiet")

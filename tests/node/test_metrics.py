@@ -8,6 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 from tests.support.waiting import wait_until
+from tests.support.wire import fetch_request, produce_request
 
 from ottla import LocalNode, blocking
 from ottla.node.metrics.slow_calls import SlowCall
@@ -17,14 +18,11 @@ from ottla.protocol.messages.create_topics import (
     CreateTopicsRequest,
     CreateTopicsResponse,
 )
-from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from ottla.protocol.messages.fetch import FetchResponse
 from ottla.protocol.messages.heartbeat import HeartbeatRequest, HeartbeatResponse
 from ottla.protocol.messages.metadata import MetadataRequest
 from ottla.protocol.messages.produce import (
-    PartitionProduceData,
-    ProduceRequest,
     ProduceResponse,
-    TopicProduceData,
 )
 from ottla.records.builder import build_batch
 from ottla.runtime.clock import SystemClock
@@ -95,10 +93,7 @@ def commit(node: LocalNode, group: str, topic: str, offset: int) -> None:
 
 
 def produce(node: LocalNode, topic: str) -> ProduceResponse:
-    data = PartitionProduceData(index=0, records=build_batch([(1, b"key", b"value")]))
-    request = ProduceRequest(
-        acks=1, timeout_ms=1_000, topic_data=[TopicProduceData(name=topic, partition_data=[data])]
-    )
+    request = produce_request(topic, build_batch([(1, b"key", b"value")]), acks=1, timeout_ms=1_000)
     return send_request(node.port, request, 9, ProduceResponse, timeout_s=30)
 
 
@@ -177,17 +172,8 @@ class TestRequests:
         scrape = Scrape(traffic)
         before = scrape.total(name, request="FetchConsumer")
         end = int(scrape("kafka_topic_partition_current_offset", topic="orders", partition="0"))
-        request = FetchRequest(
-            max_wait_ms=300,
-            min_bytes=1,
-            max_bytes=1_000_000,
-            session_epoch=-1,
-            topics=[
-                FetchTopic(
-                    topic="orders",
-                    partitions=[FetchPartition(partition=0, fetch_offset=end, partition_max_bytes=1_000)],
-                )
-            ],
+        request = fetch_request(
+            "orders", end, partition_max_bytes=1_000, max_wait_ms=300, min_bytes=1, max_bytes=1_000_000
         )
         send_request(traffic.port, request, 11, FetchResponse, timeout_s=30)
         after = Scrape(traffic)

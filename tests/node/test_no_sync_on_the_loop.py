@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.support.waiting import wait_until
-from tests.support.wire import WireClient, create_topic
+from tests.support.wire import WireClient, create_topic, produce_request
 
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
@@ -27,7 +27,6 @@ from ottla.protocol.messages.offset_commit import (
     OffsetCommitRequestTopic,
     OffsetCommitResponse,
 )
-from ottla.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from ottla.records.builder import build_batch
 from ottla.runtime import disk
 from ottla.testing.local_node import LocalNode
@@ -81,8 +80,7 @@ def ends(wire: WireClient) -> list[int]:
 def test_first_records_of_new_partitions(wire: WireClient, syncs: list[str], acks: int) -> None:
     create_topic(wire, "new", PARTITIONS)
     batch = build_batch([(int(time.time() * 1000), None, b"x")])
-    parts = [PartitionProduceData(index=index, records=batch) for index in range(PARTITIONS)]
-    wire.send(ProduceRequest(acks=acks, topic_data=[TopicProduceData(name="new", partition_data=parts)]), 9)
+    wire.send(produce_request("new", *[batch] * PARTITIONS, acks=acks), 9)
     # Its client is gone before the disk is done: what was received is appended all the same.
     wire.close()
     if acks == 0:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.support.wire import WireClient, create_topic
+from tests.support.wire import WireClient, create_topic, produce_request
 
 from ottla.node.api.handlers import produce
 from ottla.node.api.handlers.produce import ProduceReply
@@ -256,8 +256,7 @@ def test_a_write_that_fails_leaves_the_rest_to_the_handler(
     with WireClient(node.bootstrap_servers) as wire:
         create_topic(wire, "plain", PARTITIONS)
         batch = build_batch([(int(time.time() * 1000), None, b"value")])
-        parts = [PartitionProduceData(index=index, records=batch) for index in range(PARTITIONS)]
-        request = ProduceRequest(acks=-1, topic_data=[TopicProduceData(name="plain", partition_data=parts)])
+        request = produce_request("plain", *[batch] * PARTITIONS)
 
         def offsets() -> list[tuple[int, int]]:
             response = wire.get(request, 9, ProduceResponse)
@@ -297,10 +296,7 @@ def test_what_replicas_do_not_have_in_time_times_out() -> None:
 
             def produced(timeout_ms: int) -> tuple[int, int]:
                 batch = build_batch([(int(time.time() * 1000), None, b"value")])
-                data = TopicProduceData(
-                    name="two", partition_data=[PartitionProduceData(index=0, records=batch)]
-                )
-                request = ProduceRequest(acks=-1, timeout_ms=timeout_ms, topic_data=[data])
+                request = produce_request("two", batch, timeout_ms=timeout_ms)
                 (part,) = wire.get(request, 9, ProduceResponse).responses[0].partition_responses
                 return part.error_code, part.base_offset
 

@@ -10,7 +10,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 import pytest
-from tests.support.wire import WireClient, create_topic
+from tests.support.wire import WireClient, create_topic, produce_request
 
 from ottla.node.api.handlers import produce
 from ottla.protocol.api import API_BY_NAME
@@ -47,8 +47,7 @@ class SlowCoordinator:
 
 def request(value: bytes, transactional_id: str | None) -> ProduceRequest:
     batch = build_batch([(0, None, value)])
-    data = TopicProduceData(name="order", partition_data=[PartitionProduceData(index=0, records=batch)])
-    return ProduceRequest(acks=1, transactional_id=transactional_id, topic_data=[data])
+    return produce_request("order", batch, transactional_id=transactional_id, acks=1)
 
 
 def base_offset(wire: WireClient) -> int:
@@ -86,8 +85,7 @@ def test_a_request_that_waits_holds_up_those_after_it(monkeypatch: pytest.Monkey
 
 def wide(partitions: int, *, acks: int = 1) -> ProduceRequest:
     batch = build_batch([(0, None, b"value")])
-    parts = [PartitionProduceData(index=index, records=batch) for index in range(partitions)]
-    return ProduceRequest(acks=acks, topic_data=[TopicProduceData(name="wide", partition_data=parts)])
+    return produce_request("wide", *[batch] * partitions, acks=acks)
 
 
 @pytest.mark.slow

@@ -29,17 +29,14 @@ from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchRes
 from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataResponse
 from ottla.protocol.messages.produce import (
-    PartitionProduceData,
-    ProduceRequest,
     ProduceResponse,
-    TopicProduceData,
 )
 from ottla.records.builder import build_batch
 from ottla.records.types import FIRST_BROKER_PRODUCER_ID
 from ottla.testing.local_node import LocalNode
 from tests.support.principals import ADMIN, UserClient, client_of, own_settings
 from tests.support.waiting import wait_until
-from tests.support.wire import CLOSED
+from tests.support.wire import CLOSED, produce_request
 
 TOPIC, GROUP = AclResourceType.TOPIC, AclResourceType.GROUP
 READ, DESCRIBE = AclOperation.READ, AclOperation.DESCRIBE
@@ -130,10 +127,7 @@ def grant(
 
 
 def produce(client: UserClient, name: str, batch: bytes = BATCH) -> ErrorCode:
-    data = PartitionProduceData(index=0, records=batch)
-    request = ProduceRequest(
-        acks=-1, timeout_ms=30_000, topic_data=[TopicProduceData(name=name, partition_data=[data])]
-    )
+    request = produce_request(name, batch, timeout_ms=30_000)
     answer = client.get(request, 12, ProduceResponse)
     return ErrorCode(answer.responses[0].partition_responses[0].error_code)
 

@@ -57,10 +57,7 @@ from ottla.protocol.messages.incremental_alter_configs import (
 )
 from ottla.protocol.messages.metadata import MetadataRequest, MetadataResponse
 from ottla.protocol.messages.produce import (
-    PartitionProduceData,
-    ProduceRequest,
     ProduceResponse,
-    TopicProduceData,
 )
 from ottla.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from ottla.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
@@ -79,7 +76,7 @@ from ottla.testing.cluster_plan import free_ports
 from ottla.testing.local_node import LocalNode
 from tests.support import certificates
 from tests.support.principals import ADMIN, client_of
-from tests.support.wire import CLOSED, WireClient
+from tests.support.wire import CLOSED, WireClient, fetch_request, produce_request
 
 MODULE: Final = "org.apache.kafka.common.security.plain.PlainLoginModule"
 USERS: Final = (ADMIN, "mallory", "bob")
@@ -169,13 +166,7 @@ def produce(client: WireClient, topic: str) -> int:
     """Write a record, and return the error."""
     batch = build_batch([(1_700_000_000_000, None, f"secret of {topic}".encode())])
     answer = client.get(
-        ProduceRequest(
-            acks=1,
-            timeout_ms=60_000,
-            topic_data=[
-                TopicProduceData(name=topic, partition_data=[PartitionProduceData(index=0, records=batch)])
-            ],
-        ),
+        produce_request(topic, batch, acks=1),
         9,
         ProduceResponse,
     )
@@ -323,12 +314,7 @@ def test_a_user_is_no_follower(attacked: Attacked) -> None:
 
 def test_the_metadata_log_is_no_topic(attacked: Attacked) -> None:
     """It has the keys of users, and no ACL lets clients read it."""
-    by_name = FetchRequest(
-        max_wait_ms=0,
-        topics=[
-            FetchTopic(topic=CLUSTER_METADATA_TOPIC, partitions=[FetchPartition(partition_max_bytes=9_999)])
-        ],
-    )
+    by_name = fetch_request(CLUSTER_METADATA_TOPIC, partition_max_bytes=9_999)
     with attacked.client(ADMIN) as admin:
         for request, version in ((by_name, 12), (fetch_of(bytes(15) + b"\1"), 17)):
             for replica in (-1, 1):

@@ -11,7 +11,7 @@ import enum
 import socket
 import struct
 from types import TracebackType
-from typing import Final, Self, TypeAlias, TypeVar
+from typing import Any, Final, Self, TypeAlias, TypeVar
 
 from ottla.protocol.api import API
 from ottla.protocol.headers import read_response, request_parts
@@ -21,6 +21,8 @@ from ottla.protocol.messages.create_topics import (
     CreateTopicsRequest,
     CreateTopicsResponse,
 )
+from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchTopic
+from ottla.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
 from ottla.protocol.schema import Buffer, Request, Response
 
 TIMEOUT_S: Final = 60.0
@@ -139,3 +141,41 @@ def create_topic(
     (made,) = wire.get(CreateTopicsRequest(topics=[topic], timeout_ms=60_000), 7, CreateTopicsResponse).topics
     assert made.error_code == 0, made
     return bytes(made.topic_id)
+
+
+def produce_request(
+    topic: str | bytes,
+    *batches: Buffer | None,
+    partition: int = 0,
+    acks: int = -1,
+    timeout_ms: int = 60_000,
+    transactional_id: str | None = None,
+) -> ProduceRequest:
+    """Batches for a topic, by its name or its id: one for each partition, from `partition` on."""
+    data = [PartitionProduceData(index=at, records=batch) for at, batch in enumerate(batches, partition)]
+    named = (
+        TopicProduceData(name=topic, partition_data=data)
+        if isinstance(topic, str)
+        else TopicProduceData(topic_id=topic, partition_data=data)
+    )
+    return ProduceRequest(
+        transactional_id=transactional_id, acks=acks, timeout_ms=timeout_ms, topic_data=[named]
+    )
+
+
+def fetch_request(
+    topic: str | bytes,
+    offset: int = 0,
+    *,
+    partition: int = 0,
+    partition_max_bytes: int = 2**20,
+    **fields: Any,
+) -> FetchRequest:
+    """A fetch of one partition that does not wait; `fields` are more of the request."""
+    wanted = FetchPartition(partition=partition, fetch_offset=offset, partition_max_bytes=partition_max_bytes)
+    named = (
+        FetchTopic(topic=topic, partitions=[wanted])
+        if isinstance(topic, str)
+        else FetchTopic(topic_id=topic, partitions=[wanted])
+    )
+    return FetchRequest(topics=[named], **fields)

@@ -12,18 +12,15 @@ from ottla.protocol.messages.describe_transactions import (
     DescribeTransactionsResponse,
 )
 from ottla.protocol.messages.end_txn import EndTxnRequest, EndTxnResponse
-from ottla.protocol.messages.fetch import FetchPartition, FetchRequest, FetchResponse, FetchTopic
+from ottla.protocol.messages.fetch import FetchResponse
 from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from ottla.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from ottla.protocol.messages.produce import (
-    PartitionProduceData,
-    ProduceRequest,
     ProduceResponse,
-    TopicProduceData,
 )
 from ottla.records.batch import iter_batches, read_records
 from ottla.records.builder import build_batch
-from tests.support.wire import WireClient, create_topic
+from tests.support.wire import WireClient, create_topic, fetch_request, produce_request
 
 DEADLINE_S = 60.0
 TOPIC = "t"
@@ -86,12 +83,8 @@ class WireProducer:
             base_sequence=sequence,
             transactional=True,
         )
-        data = PartitionProduceData(index=partition, records=batch)
-        request = ProduceRequest(
-            transactional_id=self.name,
-            acks=-1,
-            timeout_ms=10_000,
-            topic_data=[TopicProduceData(name=self.topic, partition_data=[data])],
+        request = produce_request(
+            self.topic, batch, partition=partition, transactional_id=self.name, timeout_ms=10_000
         )
         answer = self.client.get(request, version, ProduceResponse)
         return ErrorCode.of(answer.responses[0].partition_responses[0].error_code)
@@ -117,10 +110,7 @@ class WireProducer:
 
     def read(self, partition: int = 0) -> tuple[list[bytes | None], int]:
         """The values that a read_committed fetch returns, and the number of aborted transactions in it."""
-        wanted = FetchPartition(partition=partition, fetch_offset=0, partition_max_bytes=1_000_000)
-        request = FetchRequest(
-            topics=[FetchTopic(topic=self.topic, partitions=[wanted])], isolation_level=1, max_bytes=1 << 20
-        )
+        request = fetch_request(self.topic, partition=partition, isolation_level=1, max_bytes=1 << 20)
         answer = self.client.get(request, 12, FetchResponse)
         data = answer.responses[0].partitions[0]
         aborted = data.aborted_transactions or []

@@ -53,12 +53,32 @@ class _Client:
     def __init__(self, name: str) -> None:
         self._thread = LoopThread(f"ottla-{name}")
         self._thread.start()
+        self._client: Any = None
 
     def __del__(self) -> None:
         thread = getattr(self, "_thread", None)
         if thread is not None and thread.is_running and not sys.is_finalizing():
             name = f"blocking.{type(self).__name__}"
             warnings.warn(f"{name} was not closed", ResourceWarning, source=self, stacklevel=2)
+
+    def __enter__(self) -> Self:
+        self._start(self._client.__aenter__())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        if self._thread.is_running:
+            self._call(self._client.close())
+            self._thread.stop()
+
+    def _start(self, coroutine: Coroutine[Any, Any, object]) -> None:
+        try:
+            self._call(coroutine)
+        except BaseException:
+            self._thread.stop()
+            raise
 
     def _call(self, coroutine: Coroutine[Any, Any, T]) -> T:
         return self._thread.call(coroutine)
@@ -73,10 +93,11 @@ class _Client:
 
     def _make_client(self, make: Callable[[], T]) -> T:
         try:
-            return self._do(make)
+            client = self._client = self._do(make)
         except BaseException:
             self._thread.stop()
             raise
+        return client
 
 
 class Future:
@@ -132,19 +153,8 @@ class Producer(_Client):
         self._producer = self._make_client(partial(producers.Producer, bootstrap_servers, **settings))
         self.config = self._producer.config
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def start(self, *, keep_prepared: bool = False) -> None:
-        try:
-            self._call(self._producer.start(keep_prepared=keep_prepared))
-        except BaseException:
-            self._thread.stop()
-            raise
+        self._start(self._producer.start(keep_prepared=keep_prepared))
 
     def close(self, *, timeout_ms: int | None = None) -> None:
         if self._thread.is_running:
@@ -247,24 +257,8 @@ class Consumer(_Client, Generic[K, V]):
         )
         self.config = self._consumer.config
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def start(self) -> None:
-        try:
-            self._call(self._consumer.start())
-        except BaseException:
-            self._thread.stop()
-            raise
-
-    def close(self) -> None:
-        if self._thread.is_running:
-            self._call(self._consumer.close())
-            self._thread.stop()
+        self._start(self._consumer.start())
 
     def assign(self, partitions: Iterable[Partition]) -> None:
         self._do(self._consumer.assign, partitions)
@@ -411,24 +405,8 @@ class ShareConsumer(_Client, Generic[K, V]):
         )
         self.config = self._consumer.config
 
-    def __enter__(self) -> Self:
-        self.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def start(self) -> None:
-        try:
-            self._call(self._consumer.start())
-        except BaseException:
-            self._thread.stop()
-            raise
-
-    def close(self) -> None:
-        if self._thread.is_running:
-            self._call(self._consumer.close())
-            self._thread.stop()
+        self._start(self._consumer.start())
 
     def subscribe(self, topics: str | Iterable[str]) -> None:
         self._do(self._consumer.subscribe, topics)
@@ -520,22 +498,6 @@ class Admin(_Client):
     def __init__(self, bootstrap_servers: Any = None, **settings: Any) -> None:
         super().__init__("admin")
         self._admin = self._make_client(partial(AsyncAdmin, bootstrap_servers, **settings))
-
-    def __enter__(self) -> Self:
-        try:
-            self._call(self._admin.__aenter__())
-        except BaseException:
-            self._thread.stop()
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        if self._thread.is_running:
-            self._call(self._admin.close())
-            self._thread.stop()
 
     def metrics(self) -> dict[MetricName, float]:
         return self._do(self._admin.metrics)

@@ -13,7 +13,7 @@ from ottla.client.share import ShareConsumer, ShareRecord
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.names import TopicPartition
 from ottla.runtime.runtime import Runtime
-from ottla.sim.cluster.sim_nodes import SimNodes
+from tests.support.sim_nodes import SimNodes
 
 LOCK_S = 3.0
 SERVERS = "node1:9092"

@@ -33,7 +33,6 @@ from pyiceberg.exceptions import NoSuchTableError
 from ottla import blocking
 from ottla.client.admin.configs import ResourceType
 from ottla.protocol.errors import KafkaError
-from ottla.sim.transaction_checker import TransactionOutcome, check
 from ottla.tables.catalog import open_catalog
 from ottla.tables.errors import TableError
 from ottla.tables.settings import CatalogSettings
@@ -44,6 +43,7 @@ from tests.support.acknowledged_workload import Load
 from tests.support.process_faults import Nemesis
 from tests.support.replicas import replicas_of
 from tests.support.tiered import tiered_settings
+from tests.support.transaction_checker import TransactionOutcome, check
 from tests.support.transform_workload import Copying, Worker, read
 from tests.support.users import ScramUser, add_user, admin_of, copying_acls
 from tests.support.waiting import wait_until

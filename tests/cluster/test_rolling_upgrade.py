@@ -18,11 +18,11 @@ import pytest
 
 import ottla
 from ottla import blocking
-from ottla.sim.transaction_checker import check
 from ottla.testing.local_cluster import ClusterNode, LocalCluster
 from tests.guarantees.transformer import DOOMED
 from tests.support.acknowledged_workload import Load
 from tests.support.replicas import replicas_of
+from tests.support.transaction_checker import check
 from tests.support.transform_workload import Copying, Worker, read
 from tests.support.waiting import wait_until
 

@@ -21,10 +21,10 @@ import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from ottla.sim.transaction_checker import TransactionOutcome, check
 from ottla.testing.cluster_plan import free_ports
 from tests.guarantees.transformer import DOOMED
 from tests.support.node_process import NodeProcess
+from tests.support.transaction_checker import TransactionOutcome, check
 from tests.support.transform_workload import Copying, Worker, read
 
 SECONDS = float(os.environ.get("OTTLA_CHAOS_SECONDS", "10"))

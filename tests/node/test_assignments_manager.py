@@ -7,6 +7,7 @@ import errno
 
 import pytest
 from tests.support.loops import simulated
+from tests.support.sim_nodes import SimNodes
 
 from ottla.client.admin import Admin
 from ottla.client.admin.configs import ResourceType
@@ -20,7 +21,6 @@ from ottla.protocol.names import TopicPartition
 from ottla.protocol.schema import Request, Response
 from ottla.replication.partition import Partition
 from ottla.runtime.runtime import Runtime
-from ottla.sim.cluster.sim_nodes import SimNodes
 
 pytestmark = pytest.mark.slow
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.support.sim_nodes import SimNodes
 
 from ottla.client.admin import Admin
 from ottla.metadata.controller.quorum_controller import QuorumController
 from ottla.runtime.runtime import Runtime
-from ottla.sim.cluster.sim_nodes import SimNodes
 
 
 def test_a_creation_that_takes_long_is_not_asked_for_twice(monkeypatch: pytest.MonkeyPatch) -> None:

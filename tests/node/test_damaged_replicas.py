@@ -10,6 +10,7 @@ from random import Random
 
 import pytest
 from tests.support.log_harness import all_batches
+from tests.support.sim_nodes import SimNodes
 
 from ottla.client.admin import Admin
 from ottla.client.admin.partitions import ElectionType
@@ -23,7 +24,6 @@ from ottla.protocol.names import TopicPartition
 from ottla.records.batch import iter_offsets
 from ottla.runtime.disk import remove_tree, write_file
 from ottla.runtime.runtime import Runtime
-from ottla.sim.cluster.sim_nodes import SimNodes
 from ottla.sim.disk import SimDisk
 
 pytestmark = pytest.mark.slow

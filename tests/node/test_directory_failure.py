@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 from tests.support.loops import simulated
+from tests.support.sim_nodes import SimNodes
 
 from ottla.replication.partition import Partition
 from ottla.replication.replica_manager import ReplicaManager
-from ottla.sim.cluster.sim_nodes import SimNodes
 
 pytestmark = pytest.mark.slow
 

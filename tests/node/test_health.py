@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.sim_nodes import SimNodes
 
 from ottla.cli.start import announce
 from ottla.client.admin import Admin
@@ -25,7 +26,6 @@ from ottla.node.node import Node
 from ottla.records.builder import build_batch
 from ottla.replication.replica_fetcher import ReplicaFetcher
 from ottla.runtime.runtime import Runtime
-from ottla.sim.cluster.sim_nodes import SimNodes
 from ottla.testing.cluster_plan import ClusterPlan
 from ottla.testing.local_node import LocalNode
 

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tests.support.sim_nodes import SimNodes
 
 from ottla.client.admin import Admin
 from ottla.node.api.response_cache import ResponseCache
 from ottla.replication.partition import Partition
 from ottla.replication.replica_manager import ReplicaManager
 from ottla.runtime.runtime import Runtime
-from ottla.sim.cluster.sim_nodes import SimNodes
 
 pytestmark = pytest.mark.slow
 

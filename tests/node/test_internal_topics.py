@@ -6,6 +6,7 @@ from typing import cast
 
 import pytest
 from tests.support.loops import simulated
+from tests.support.sim_nodes import SimNodes
 
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
@@ -14,7 +15,6 @@ from ottla.protocol.schema import Request, Response
 from ottla.rpc.channel import InterNodeClient
 from ottla.runtime.address import Address
 from ottla.runtime.runtime import Runtime
-from ottla.sim.cluster.sim_nodes import SimNodes
 
 pytestmark = pytest.mark.slow
 

@@ -8,6 +8,7 @@ import pytest
 from tests.support import kafka_libs
 from tests.support.java import run_tool
 from tests.support.loops import simulated
+from tests.support.sim_nodes import SimNodes
 from tests.support.wire import CLOSED, WireClient
 
 from ottla.client.admin import Admin
@@ -21,7 +22,6 @@ from ottla.protocol.messages.unregister_controller import (
     UnregisterControllerResponse,
 )
 from ottla.runtime.runtime import Runtime
-from ottla.sim.cluster.sim_nodes import SimNodes
 from ottla.testing.local_node import LocalNode
 
 

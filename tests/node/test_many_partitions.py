@@ -8,12 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from tests.support.sim_nodes import SimNodes
 
 from ottla.client.admin import Admin
 from ottla.protocol.names import TopicPartition
 from ottla.replication.replica_manager import ReplicaManager
 from ottla.runtime.runtime import Runtime
-from ottla.sim.cluster.sim_nodes import SimNodes
 
 pytestmark = pytest.mark.slow
 

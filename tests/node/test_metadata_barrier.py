@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tests.support.loops import simulated
+from tests.support.sim_nodes import SimNodes
 
 from ottla.metadata.image.image import MetadataImage
 from ottla.node.cluster.metadata_barrier import MetadataBarrier
-from ottla.sim.cluster.sim_nodes import SimNodes
 
 ROLES = {1: "broker,controller", 2: "broker,controller", 3: "broker,controller", 4: "broker"}
 SETTINGS = {"request.timeout.ms": "5000"}

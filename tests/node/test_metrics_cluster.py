@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from tests.support.loops import simulated
+from tests.support.sim_nodes import SimNodes
 
 from ottla.node.node import Node
 from ottla.protocol.names import TopicPartition
 from ottla.records.builder import build_batch
 from ottla.runtime.metrics_text import parse_metrics
 from ottla.runtime.turns import Turns
-from ottla.sim.cluster.sim_nodes import SimNodes
 
 ROLES = {1: "broker", 2: "broker", 3: "broker", 4: "controller"}
 REPLICAS = "kafka_server_replicamanager_"

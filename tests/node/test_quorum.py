@@ -9,6 +9,7 @@ from functools import partial
 
 import pytest
 from tests.support.loops import simulated
+from tests.support.sim_nodes import CLUSTER_ID, SimNodes
 
 from ottla.client.admin import Admin
 from ottla.client.admin.configs import ResourceType
@@ -18,7 +19,6 @@ from ottla.protocol.messages.add_raft_voter import AddRaftVoterRequest, AddRaftV
 from ottla.protocol.messages.remove_raft_voter import RemoveRaftVoterRequest, RemoveRaftVoterResponse
 from ottla.protocol.schema import Request
 from ottla.runtime.runtime import Runtime
-from ottla.sim.cluster.sim_nodes import CLUSTER_ID, SimNodes
 
 pytestmark = pytest.mark.slow
 

@@ -6,6 +6,7 @@ import errno
 
 import pytest
 from tests.support.loops import simulated
+from tests.support.sim_nodes import CLUSTER_ID, SimNodes
 
 from ottla.metadata.log.bootstrap_metadata import format_directory
 from ottla.protocol.errors import ErrorCode, KafkaError
@@ -16,7 +17,6 @@ from ottla.replication.partition_fetch_state import PartitionFetchState
 from ottla.replication.replica_fetcher import ReplicaFetcher
 from ottla.runtime.disk import remove_tree
 from ottla.runtime.random import SeededRandom
-from ottla.sim.cluster.sim_nodes import CLUSTER_ID, SimNodes
 from ottla.sim.disk_faults import Op
 
 ORDERS = TopicPartition("orders", 0)

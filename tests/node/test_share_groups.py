@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from tests.support.loops import simulated
+from tests.support.sim_nodes import SimNodes
 
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.alter_share_group_offsets import (
@@ -32,7 +33,6 @@ from ottla.protocol.schema import Request
 from ottla.rpc.channel import InterNodeClient
 from ottla.runtime.address import Address
 from ottla.runtime.runtime import Runtime
-from ottla.sim.cluster.sim_nodes import SimNodes
 
 ROLES = {1: "broker,controller", 2: "broker", 3: "broker"}
 GROUP = "workers"

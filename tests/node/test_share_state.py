@@ -10,6 +10,7 @@ from typing import cast
 
 import pytest
 from tests.support.loops import simulated
+from tests.support.sim_nodes import SimNodes
 
 from ottla.client.admin import Admin
 from ottla.coordinator.share.persister import (
@@ -45,7 +46,6 @@ from ottla.runtime.address import Address
 from ottla.runtime.clock import SystemClock
 from ottla.runtime.runtime import Runtime
 from ottla.runtime.turns import Turns
-from ottla.sim.cluster.sim_nodes import SimNodes
 
 ROLES = {1: "broker,controller", 2: "broker", 3: "broker"}
 GROUP = "workers"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.support.sim_nodes import SimNodes
 
 from ottla.node.cluster.broker_lifecycle import BrokerLifecycleManager
-from ottla.sim.cluster.sim_nodes import SimNodes
 
 SAYS = "the node is not ready after "
 ALL_LINES = 20_000

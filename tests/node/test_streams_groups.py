@@ -6,6 +6,7 @@ from typing import cast
 
 from tests.coordinator.group.streams_topologies import WORD_COUNT, subtopology, topic, topology
 from tests.support.loops import simulated
+from tests.support.sim_nodes import SimNodes
 
 from ottla.coordinator.group.streams.internal_topic_manager import StreamsStatus
 from ottla.protocol.errors import ErrorCode
@@ -23,7 +24,6 @@ from ottla.protocol.schema import Request, Response
 from ottla.rpc.channel import InterNodeClient
 from ottla.runtime.address import Address
 from ottla.runtime.runtime import Runtime
-from ottla.sim.cluster.sim_nodes import SimNodes
 
 ROLES = {1: "broker,controller", 2: "broker"}
 SETTINGS = {

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from tests.support.sim_nodes import SimNodes
 
 from ottla.client.producer import Producer
 from ottla.protocol.names import TRANSACTION_STATE_TOPIC, TopicPartition
 from ottla.runtime.runtime import Runtime
-from ottla.sim.cluster.sim_nodes import SimNodes
 
 ROLES = {1: "broker,controller", 2: "broker", 3: "broker"}
 SETTINGS = {"transaction.state.log.num.partitions": "1", "transaction.state.log.replication.factor": "1"}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ottla.sim.transaction_checker import ObservedRecord, ObservedTransaction, TransactionOutcome, check
+from tests.support.transaction_checker import ObservedRecord, ObservedTransaction, TransactionOutcome, check
 
 
 def history() -> tuple[list[ObservedTransaction], list[ObservedRecord]]:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Coroutine
 from typing import Any
 
 from ottla.runtime.loop import run
-from ottla.sim.cluster.sim_nodes import SimNodes
 from ottla.sim.loop import SimLoop
+from tests.support.sim_nodes import SimNodes
 
 Test = Callable[..., Coroutine[Any, Any, None]]
 

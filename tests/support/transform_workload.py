@@ -19,8 +19,8 @@ from typing import Final
 
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
-from ottla.sim.transaction_checker import ObservedRecord, ObservedTransaction, TransactionOutcome
 from tests.support import java, kafka_libs
+from tests.support.transaction_checker import ObservedRecord, ObservedTransaction, TransactionOutcome
 
 TRANSFORMER: Final = Path(java.__file__).parent / "java" / "Transformer.java"
 READ_S: Final = 60.0

@@ -4,14 +4,14 @@ The managers of classic, consumer and streams groups and of offsets work on it: 
 deadlines, the settings and the metadata image.
 
 Records of one group may come in any order that compaction leaves, so replay creates what is missing and
-accepts tombstones for what is gone. The last record decides what kind of group it is.
+accepts tombstones for what is gone. The last record decides what kind of group it is; what a record changes
+stands with each kind (`adopt_member` and its like).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias
 
 from ottla.coordinator.group import records
 from ottla.coordinator.group.classic.classic_group import ClassicGroup, ClassicGroupState
@@ -19,9 +19,7 @@ from ottla.coordinator.group.config import GroupSettings
 from ottla.coordinator.group.consumer.consumer_group import (
     ConsumerGroup,
     ConsumerGroupMember,
-    MemberState,
     Partitions,
-    ResolvedRegex,
     partitions_of,
 )
 from ottla.coordinator.group.requests import ListGroups
@@ -34,26 +32,30 @@ from ottla.coordinator.runtime.timers import CoordinatorTimer
 from ottla.metadata.image.image import MetadataImage
 from ottla.protocol.consumer_offsets_records import (
     ConsumerGroupCurrentMemberAssignmentKey,
-    ConsumerGroupCurrentMemberAssignmentValue,
     ConsumerGroupMemberMetadataKey,
-    ConsumerGroupMemberMetadataValue,
     ConsumerGroupMetadataKey,
-    ConsumerGroupMetadataValue,
     ConsumerGroupRegularExpressionKey,
-    ConsumerGroupRegularExpressionValue,
     ConsumerGroupTargetAssignmentMemberKey,
-    ConsumerGroupTargetAssignmentMemberValue,
     ConsumerGroupTargetAssignmentMetadataKey,
-    ConsumerGroupTargetAssignmentMetadataValue,
     GroupMetadataKey,
-    GroupMetadataValue,
+    ShareGroupCurrentMemberAssignmentKey,
+    ShareGroupMemberMetadataKey,
+    ShareGroupMetadataKey,
+    ShareGroupStatePartitionMetadataKey,
+    ShareGroupTargetAssignmentMemberKey,
+    ShareGroupTargetAssignmentMetadataKey,
+    StreamsGroupCurrentMemberAssignmentKey,
+    StreamsGroupMemberMetadataKey,
+    StreamsGroupMetadataKey,
+    StreamsGroupTargetAssignmentMemberKey,
+    StreamsGroupTargetAssignmentMetadataKey,
+    StreamsGroupTopologyKey,
 )
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages import consumer_group_describe as consumer_messages
 from ottla.protocol.messages import describe_groups as classic_messages
 from ottla.protocol.messages.list_groups import ListedGroup
 from ottla.protocol.schema import Message
-from ottla.runtime import invariants
 
 Group: TypeAlias = ClassicGroup | ConsumerGroup | ShareGroup | StreamsGroup
 Action: TypeAlias = Callable[[EventTime], Effects]
@@ -63,7 +65,7 @@ _CLASSIC_MEMBER = 0
 
 
 class GroupMetadataManager:
-    __slots__ = ("_replays", "groups", "image", "new_id", "settings", "share_groups", "timer")
+    __slots__ = ("groups", "image", "new_id", "settings", "share_groups", "timer")
 
     def __init__(self, settings: GroupSettings, image: MetadataImage, new_id: Callable[[], str]) -> None:
         self.groups: dict[str, Group] = {}
@@ -72,19 +74,6 @@ class GroupMetadataManager:
         self.settings = settings
         self.image = image
         self.new_id = new_id  # makes ids for members, never the same one twice
-        self._replays: dict[type, Callable[[Any, Any], None]] = {
-            GroupMetadataKey: self._replay_group_metadata,
-            ConsumerGroupMetadataKey: self._replay_group_epoch,
-            ConsumerGroupMemberMetadataKey: self._replay_member_subscription,
-            ConsumerGroupTargetAssignmentMetadataKey: self._replay_target_epoch,
-            ConsumerGroupTargetAssignmentMemberKey: self._replay_target_assignment,
-            ConsumerGroupCurrentMemberAssignmentKey: self._replay_current_assignment,
-            ConsumerGroupRegularExpressionKey: self._replay_regular_expression,
-        }
-
-    def add_replays(self, replays: Mapping[type, Callable[[Any, Any], None]]) -> None:
-        """Have another manager replay the records of its groups, by the types of their keys."""
-        self._replays.update(replays)
 
     def group(self, group_id: str) -> Group:
         group = self.groups.get(group_id)
@@ -193,126 +182,62 @@ class GroupMetadataManager:
     # Replay
 
     def replay(self, key: Message, value: Message | None) -> None:
-        """Apply the record of a group."""
-        handler = self._replays.get(type(key))
-        if handler is not None:
-            handler(key, value)
-
-    # Replay: classic groups
-
-    def _replay_group_metadata(self, key: GroupMetadataKey, value: GroupMetadataValue | None) -> None:
-        group = self.groups.get(key.group)
-        if value is None:
-            if isinstance(group, ClassicGroup):
-                self.remove_group(key.group)
+        """Have a group adopt one of its records."""
+        replay = _REPLAYS.get(type(key))
+        if replay is None:
             return
-        if not isinstance(group, ClassicGroup):
-            self.share_groups.pop(key.group, None)
-            group = self.groups[key.group] = ClassicGroup(key.group)
-        group.adopt(value)
-
-    # Replay: consumer groups
-
-    def _consumer_group(self, group_id: str) -> ConsumerGroup:
+        kind, adopt = replay
+        group_id: str = getattr(key, "group" if kind is ClassicGroup else "group_id")
         group = self.groups.get(group_id)
-        if isinstance(group, ConsumerGroup):
-            return group
-        self.share_groups.pop(group_id, None)
-        group = self.groups[group_id] = ConsumerGroup(group_id)
+        if not isinstance(group, kind):
+            if value is None:
+                return
+            group = self._add_group(kind(group_id))
+        if isinstance(group, ShareGroup):
+            group.updates += 1
+        if value is None and isinstance(key, _METADATA_KEYS):
+            self.remove_group(group_id)
+        else:
+            adopt(group, key, value)
+
+    def _add_group(self, group: Group) -> Group:
+        """Add a group, in place of one of another kind."""
+        self.groups[group.group_id] = group
+        self.share_groups.pop(group.group_id, None)
+        if isinstance(group, ShareGroup):
+            self.share_groups[group.group_id] = group
         return group
 
-    def _known_consumer_group(self, group_id: str) -> ConsumerGroup | None:
-        group = self.groups.get(group_id)
-        return group if isinstance(group, ConsumerGroup) else None
 
-    def _replay_group_epoch(
-        self, key: ConsumerGroupMetadataKey, value: ConsumerGroupMetadataValue | None
-    ) -> None:
-        if value is not None:
-            group = self._consumer_group(key.group_id)
-            if invariants.thorough:
-                assert value.epoch >= group.epoch, (key.group_id, value.epoch, group.epoch)
-            group.epoch = value.epoch
-            group.metadata_hash = value.metadata_hash
-        elif self._known_consumer_group(key.group_id) is not None:
-            self.remove_group(key.group_id)
-
-    def _replay_member_subscription(
-        self, key: ConsumerGroupMemberMetadataKey, value: ConsumerGroupMemberMetadataValue | None
-    ) -> None:
-        if value is not None:
-            group = self._consumer_group(key.group_id)
-            member = group.members.get(key.member_id) or ConsumerGroupMember(key.member_id)
-            group.update(member.with_subscription(value))
-            return
-        known = self._known_consumer_group(key.group_id)
-        if known is not None:
-            known.remove(key.member_id)
-
-    def _replay_target_epoch(
-        self,
-        key: ConsumerGroupTargetAssignmentMetadataKey,
-        value: ConsumerGroupTargetAssignmentMetadataValue | None,
-    ) -> None:
-        if value is not None:
-            group = self._consumer_group(key.group_id)
-            group.target_epoch = value.assignment_epoch
-            group.target_timestamp_ms = value.assignment_timestamp or -1
-            return
-        known = self._known_consumer_group(key.group_id)
-        if known is not None:
-            known.target_epoch = 0
-
-    def _replay_target_assignment(
-        self,
-        key: ConsumerGroupTargetAssignmentMemberKey,
-        value: ConsumerGroupTargetAssignmentMemberValue | None,
-    ) -> None:
-        if value is not None:
-            self._consumer_group(key.group_id).target[key.member_id] = {
-                topic.topic_id: frozenset(topic.partitions) for topic in value.topic_partitions
-            }
-            return
-        known = self._known_consumer_group(key.group_id)
-        if known is not None:
-            known.target.pop(key.member_id, None)
-
-    def _replay_current_assignment(
-        self,
-        key: ConsumerGroupCurrentMemberAssignmentKey,
-        value: ConsumerGroupCurrentMemberAssignmentValue | None,
-    ) -> None:
-        if value is not None:
-            group = self._consumer_group(key.group_id)
-            member = group.members.get(key.member_id) or ConsumerGroupMember(key.member_id)
-            group.update(member.with_assignment(value))
-            return
-        known = self._known_consumer_group(key.group_id)
-        member_left = known.members.get(key.member_id) if known is not None else None
-        if known is not None and member_left is not None:
-            # A member without an assignment remains; mostly the tombstones of its other records follow.
-            known.update(
-                replace(
-                    member_left,
-                    epoch=-1,
-                    previous_epoch=-1,
-                    state=MemberState.STABLE,
-                    assigned={},
-                    revoking={},
-                )
-            )
-
-    def _replay_regular_expression(
-        self, key: ConsumerGroupRegularExpressionKey, value: ConsumerGroupRegularExpressionValue | None
-    ) -> None:
-        if value is not None:
-            self._consumer_group(key.group_id).regexes[key.regular_expression] = ResolvedRegex(
-                frozenset(value.topics), value.version, value.timestamp
-            )
-            return
-        known = self._known_consumer_group(key.group_id)
-        if known is not None:
-            known.regexes.pop(key.regular_expression, None)
+_METADATA_KEYS: Final = (
+    GroupMetadataKey,
+    ConsumerGroupMetadataKey,
+    ShareGroupMetadataKey,
+    StreamsGroupMetadataKey,
+)
+"""Keys of records that end with their group."""
+_REPLAYS: Final[Mapping[type[Message], tuple[type[Group], Callable[[Any, Any, Any], None]]]] = {
+    GroupMetadataKey: (ClassicGroup, lambda group, _, value: group.adopt(value)),
+    ConsumerGroupMetadataKey: (ConsumerGroup, ConsumerGroup.adopt_metadata),
+    ConsumerGroupMemberMetadataKey: (ConsumerGroup, ConsumerGroup.adopt_member),
+    ConsumerGroupTargetAssignmentMetadataKey: (ConsumerGroup, ConsumerGroup.adopt_target_epoch),
+    ConsumerGroupTargetAssignmentMemberKey: (ConsumerGroup, ConsumerGroup.adopt_target),
+    ConsumerGroupCurrentMemberAssignmentKey: (ConsumerGroup, ConsumerGroup.adopt_assignment),
+    ConsumerGroupRegularExpressionKey: (ConsumerGroup, ConsumerGroup.adopt_regular_expression),
+    ShareGroupMetadataKey: (ShareGroup, ShareGroup.adopt_metadata),
+    ShareGroupMemberMetadataKey: (ShareGroup, ShareGroup.adopt_member),
+    ShareGroupTargetAssignmentMetadataKey: (ShareGroup, ShareGroup.adopt_target_epoch),
+    ShareGroupTargetAssignmentMemberKey: (ShareGroup, ShareGroup.adopt_target),
+    ShareGroupCurrentMemberAssignmentKey: (ShareGroup, ShareGroup.adopt_assignment),
+    ShareGroupStatePartitionMetadataKey: (ShareGroup, ShareGroup.adopt_states),
+    StreamsGroupMetadataKey: (StreamsGroup, StreamsGroup.adopt_metadata),
+    StreamsGroupMemberMetadataKey: (StreamsGroup, StreamsGroup.adopt_member),
+    StreamsGroupTopologyKey: (StreamsGroup, StreamsGroup.adopt_topology),
+    StreamsGroupTargetAssignmentMetadataKey: (StreamsGroup, StreamsGroup.adopt_target_epoch),
+    StreamsGroupTargetAssignmentMemberKey: (StreamsGroup, StreamsGroup.adopt_target),
+    StreamsGroupCurrentMemberAssignmentKey: (StreamsGroup, StreamsGroup.adopt_assignment),
+}
+"""The kind of group that each record makes, and how it adopts it; the value of a tombstone is None."""
 
 
 def group_tombstones(group: Group, out: list[CoordinatorRecord]) -> None:

@@ -47,20 +47,6 @@ from ottla.coordinator.group.share.share_group import (
 )
 from ottla.coordinator.group.share.simple_assignor import SIMPLE_ASSIGNOR, assign
 from ottla.coordinator.runtime.effects import CoordinatorRecord, Effects, EventTime, ReplyTo
-from ottla.protocol.consumer_offsets_records import (
-    ShareGroupCurrentMemberAssignmentKey,
-    ShareGroupCurrentMemberAssignmentValue,
-    ShareGroupMemberMetadataKey,
-    ShareGroupMemberMetadataValue,
-    ShareGroupMetadataKey,
-    ShareGroupMetadataValue,
-    ShareGroupStatePartitionMetadataKey,
-    ShareGroupStatePartitionMetadataValue,
-    ShareGroupTargetAssignmentMemberKey,
-    ShareGroupTargetAssignmentMemberValue,
-    ShareGroupTargetAssignmentMetadataKey,
-    ShareGroupTargetAssignmentMetadataValue,
-)
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages import share_group_describe
 from ottla.protocol.messages.delete_share_group_offsets import DeleteShareGroupOffsetsResponseTopic
@@ -71,7 +57,6 @@ from ottla.protocol.messages.share_group_heartbeat import (
     TopicPartitions,
 )
 from ottla.protocol.names import TopicIdPartition
-from ottla.runtime import invariants
 
 _RETRY_MS: Final = 500
 _INITIALIZE_BACKOFF_MS: Final = 1_000
@@ -83,16 +68,6 @@ class ShareGroupManager:
 
     def __init__(self, metadata: GroupMetadataManager) -> None:
         self._metadata = metadata
-        metadata.add_replays(
-            {
-                ShareGroupMetadataKey: self._replay_group_epoch,
-                ShareGroupMemberMetadataKey: self._replay_member_subscription,
-                ShareGroupTargetAssignmentMetadataKey: self._replay_target_epoch,
-                ShareGroupTargetAssignmentMemberKey: self._replay_target_assignment,
-                ShareGroupCurrentMemberAssignmentKey: self._replay_current_assignment,
-                ShareGroupStatePartitionMetadataKey: self._replay_states,
-            }
-        )
 
     # Heartbeats
 
@@ -647,95 +622,6 @@ class ShareGroupManager:
         deleting = StatePartitionMetadata({}, {}, {id: topic.name for id, topic in partitions.items()})
         effects = Effects(records=[records.state_partition_metadata(group.group_id, deleting)])
         return effects.reply(to, _topic_id_partitions(partitions))
-
-    # Replay
-
-    def _share_group(self, group_id: str) -> ShareGroup:
-        metadata = self._metadata
-        group = metadata.share_groups.get(group_id)
-        if group is None:
-            group = ShareGroup(group_id)
-            metadata.groups[group_id] = metadata.share_groups[group_id] = group
-        group.updates += 1
-        return group
-
-    def _known_share_group(self, group_id: str) -> ShareGroup | None:
-        return self._share_group(group_id) if group_id in self._metadata.share_groups else None
-
-    def _replay_group_epoch(self, key: ShareGroupMetadataKey, value: ShareGroupMetadataValue | None) -> None:
-        if value is not None:
-            group = self._share_group(key.group_id)
-            if invariants.thorough:
-                assert value.epoch >= group.epoch, (key.group_id, value.epoch, group.epoch)
-            group.epoch = value.epoch
-            group.metadata_hash = value.metadata_hash
-        elif key.group_id in self._metadata.share_groups:
-            self._metadata.remove_group(key.group_id)
-
-    def _replay_member_subscription(
-        self, key: ShareGroupMemberMetadataKey, value: ShareGroupMemberMetadataValue | None
-    ) -> None:
-        if value is not None:
-            group = self._share_group(key.group_id)
-            member = group.members.get(key.member_id) or ShareGroupMember(key.member_id)
-            group.members[key.member_id] = member.with_subscription(value)
-            return
-        known = self._known_share_group(key.group_id)
-        if known is not None:
-            known.members.pop(key.member_id, None)
-
-    def _replay_target_epoch(
-        self,
-        key: ShareGroupTargetAssignmentMetadataKey,
-        value: ShareGroupTargetAssignmentMetadataValue | None,
-    ) -> None:
-        if value is not None:
-            group = self._share_group(key.group_id)
-            group.target_epoch = value.assignment_epoch
-            group.target_timestamp_ms = value.assignment_timestamp or -1
-            return
-        known = self._known_share_group(key.group_id)
-        if known is not None:
-            known.target_epoch = 0
-
-    def _replay_target_assignment(
-        self,
-        key: ShareGroupTargetAssignmentMemberKey,
-        value: ShareGroupTargetAssignmentMemberValue | None,
-    ) -> None:
-        if value is not None:
-            self._share_group(key.group_id).target[key.member_id] = {
-                topic.topic_id: frozenset(topic.partitions) for topic in value.topic_partitions
-            }
-            return
-        known = self._known_share_group(key.group_id)
-        if known is not None:
-            known.target.pop(key.member_id, None)
-
-    def _replay_current_assignment(
-        self,
-        key: ShareGroupCurrentMemberAssignmentKey,
-        value: ShareGroupCurrentMemberAssignmentValue | None,
-    ) -> None:
-        if value is not None:
-            group = self._share_group(key.group_id)
-            member = group.members.get(key.member_id) or ShareGroupMember(key.member_id)
-            group.members[key.member_id] = member.with_assignment(value)
-            return
-        known = self._known_share_group(key.group_id)
-        if known is not None and key.member_id in known.members:
-            # A member without an assignment remains; mostly the tombstones of its other records follow.
-            known.members[key.member_id] = known.members[key.member_id].without_assignment()
-
-    def _replay_states(
-        self, key: ShareGroupStatePartitionMetadataKey, value: ShareGroupStatePartitionMetadataValue | None
-    ) -> None:
-        if value is not None:
-            self._share_group(key.group_id).states = StatePartitionMetadata.of(value)
-            return
-        known = self._known_share_group(key.group_id)
-        if known is not None:
-            known.states = StatePartitionMetadata()
 
 
 def _check_heartbeat(body: ShareGroupHeartbeatRequest) -> None:

@@ -50,20 +50,6 @@ from ottla.coordinator.group.streams.streams_topology import StreamsTopology, to
 from ottla.coordinator.group.streams.task_reconciliation import TaskReconciliation
 from ottla.coordinator.group.streams.topology_description import TopologyDescriptionStatus
 from ottla.coordinator.runtime.effects import CoordinatorRecord, Effects, EventTime, ReplyTo
-from ottla.protocol.consumer_offsets_records import (
-    StreamsGroupCurrentMemberAssignmentKey,
-    StreamsGroupCurrentMemberAssignmentValue,
-    StreamsGroupMemberMetadataKey,
-    StreamsGroupMemberMetadataValue,
-    StreamsGroupMetadataKey,
-    StreamsGroupMetadataValue,
-    StreamsGroupTargetAssignmentMemberKey,
-    StreamsGroupTargetAssignmentMemberValue,
-    StreamsGroupTargetAssignmentMetadataKey,
-    StreamsGroupTargetAssignmentMetadataValue,
-    StreamsGroupTopologyKey,
-    StreamsGroupTopologyValue,
-)
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages import streams_group_describe as describe_messages
 from ottla.protocol.messages.streams_group_heartbeat import (
@@ -77,7 +63,6 @@ from ottla.protocol.messages.streams_group_topology_description_update import (
     StreamsGroupTopologyDescriptionUpdateRequest,
     StreamsGroupTopologyDescriptionUpdateResponse,
 )
-from ottla.runtime import invariants
 
 JOIN_EPOCH: Final = 0
 LEAVE_EPOCH: Final = -1
@@ -94,16 +79,6 @@ class StreamsGroupManager:
 
     def __init__(self, metadata: GroupMetadataManager) -> None:
         self._metadata = metadata
-        metadata.add_replays(
-            {
-                StreamsGroupMetadataKey: self._replay_group_metadata,
-                StreamsGroupMemberMetadataKey: self._replay_member_metadata,
-                StreamsGroupTopologyKey: self._replay_topology,
-                StreamsGroupTargetAssignmentMetadataKey: self._replay_target_epoch,
-                StreamsGroupTargetAssignmentMemberKey: self._replay_target_assignment,
-                StreamsGroupCurrentMemberAssignmentKey: self._replay_current_assignment,
-            }
-        )
 
     # Heartbeats
 
@@ -598,100 +573,6 @@ class StreamsGroupManager:
             except KafkaError:
                 return topology.describe()
         return configured.describe() if configured.is_ready else topology.describe()
-
-    # Replay
-
-    def _streams_group(self, group_id: str) -> StreamsGroup:
-        group = self._metadata.groups.get(group_id)
-        if isinstance(group, StreamsGroup):
-            return group
-        group = self._metadata.groups[group_id] = StreamsGroup(group_id)
-        self._metadata.share_groups.pop(group_id, None)
-        return group
-
-    def _known_streams_group(self, group_id: str) -> StreamsGroup | None:
-        group = self._metadata.groups.get(group_id)
-        return group if isinstance(group, StreamsGroup) else None
-
-    def _replay_group_metadata(
-        self, key: StreamsGroupMetadataKey, value: StreamsGroupMetadataValue | None
-    ) -> None:
-        if value is not None:
-            group = self._streams_group(key.group_id)
-            if invariants.thorough:
-                assert value.epoch >= group.epoch, (key.group_id, value.epoch, group.epoch)
-            group.epoch = value.epoch
-            group.metadata_hash = value.metadata_hash
-            group.validated_topology_epoch = value.validated_topology_epoch
-            configs = value.last_assignment_configs or ()
-            group.assignment_configs = {config.key: config.value for config in configs}
-        elif self._known_streams_group(key.group_id) is not None:
-            self._metadata.remove_group(key.group_id)
-
-    def _replay_member_metadata(
-        self, key: StreamsGroupMemberMetadataKey, value: StreamsGroupMemberMetadataValue | None
-    ) -> None:
-        if value is not None:
-            group = self._streams_group(key.group_id)
-            member = group.members.get(key.member_id) or StreamsGroupMember(key.member_id)
-            group.update(member.with_metadata(value))
-            return
-        known = self._known_streams_group(key.group_id)
-        if known is not None:
-            known.remove(key.member_id)
-
-    def _replay_topology(self, key: StreamsGroupTopologyKey, value: StreamsGroupTopologyValue | None) -> None:
-        if value is not None:
-            group = self._streams_group(key.group_id)
-            group.topology = StreamsTopology.of(value)
-            group.configured = None
-            return
-        known = self._known_streams_group(key.group_id)
-        if known is not None:
-            known.topology = known.configured = None
-
-    def _replay_target_epoch(
-        self,
-        key: StreamsGroupTargetAssignmentMetadataKey,
-        value: StreamsGroupTargetAssignmentMetadataValue | None,
-    ) -> None:
-        if value is not None:
-            group = self._streams_group(key.group_id)
-            group.target_epoch = value.assignment_epoch
-            group.target_timestamp_ms = value.assignment_timestamp
-            return
-        known = self._known_streams_group(key.group_id)
-        if known is not None:
-            known.target_epoch = -1
-            known.target_timestamp_ms = 0
-
-    def _replay_target_assignment(
-        self,
-        key: StreamsGroupTargetAssignmentMemberKey,
-        value: StreamsGroupTargetAssignmentMemberValue | None,
-    ) -> None:
-        if value is not None:
-            self._streams_group(key.group_id).target[key.member_id] = TasksTuple.of(value)
-            return
-        known = self._known_streams_group(key.group_id)
-        if known is not None:
-            known.target.pop(key.member_id, None)
-
-    def _replay_current_assignment(
-        self,
-        key: StreamsGroupCurrentMemberAssignmentKey,
-        value: StreamsGroupCurrentMemberAssignmentValue | None,
-    ) -> None:
-        if value is not None:
-            group = self._streams_group(key.group_id)
-            member = group.members.get(key.member_id) or StreamsGroupMember(key.member_id)
-            group.update(member.with_assignment(value))
-            return
-        known = self._known_streams_group(key.group_id)
-        left = known.members.get(key.member_id) if known is not None else None
-        if known is not None and left is not None:
-            # A member without an assignment remains; mostly the tombstones of its other records follow.
-            known.update(left.without_assignment())
 
 
 def _response(

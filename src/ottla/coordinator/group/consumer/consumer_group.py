@@ -19,11 +19,22 @@ from typing import Final
 
 from ottla.protocol.consumer_offsets_records import (
     ClassicMemberMetadata,
+    ConsumerGroupCurrentMemberAssignmentKey,
     ConsumerGroupCurrentMemberAssignmentTopicPartitions,
     ConsumerGroupCurrentMemberAssignmentValue,
+    ConsumerGroupMemberMetadataKey,
     ConsumerGroupMemberMetadataValue,
+    ConsumerGroupMetadataKey,
+    ConsumerGroupMetadataValue,
+    ConsumerGroupRegularExpressionKey,
+    ConsumerGroupRegularExpressionValue,
+    ConsumerGroupTargetAssignmentMemberKey,
+    ConsumerGroupTargetAssignmentMemberValue,
+    ConsumerGroupTargetAssignmentMetadataKey,
+    ConsumerGroupTargetAssignmentMetadataValue,
 )
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.runtime import invariants
 
 Partitions = Mapping[bytes, frozenset[int]]
 """Partitions by topic id."""
@@ -121,6 +132,9 @@ class ConsumerGroupMember:
             assigned=_read_owned_partitions(value.assigned_partitions, value.member_epoch),
             revoking=_read_owned_partitions(value.partitions_pending_revocation, value.member_epoch),
         )
+
+    def without_assignment(self) -> ConsumerGroupMember:
+        return replace(self, epoch=-1, previous_epoch=-1, state=MemberState.STABLE, assigned={}, revoking={})
 
 
 def _read_owned_partitions(
@@ -220,6 +234,68 @@ class ConsumerGroup:
             self.changed_ms,
             self.unreported,
         )
+
+    # Records
+
+    def adopt_metadata(self, _: ConsumerGroupMetadataKey, value: ConsumerGroupMetadataValue) -> None:
+        if invariants.thorough:
+            assert value.epoch >= self.epoch, (self.group_id, value.epoch, self.epoch)
+        self.epoch = value.epoch
+        self.metadata_hash = value.metadata_hash
+
+    def adopt_member(
+        self, key: ConsumerGroupMemberMetadataKey, value: ConsumerGroupMemberMetadataValue | None
+    ) -> None:
+        if value is None:
+            self.remove(key.member_id)
+        else:
+            member = self.members.get(key.member_id) or ConsumerGroupMember(key.member_id)
+            self.update(member.with_subscription(value))
+
+    def adopt_target_epoch(
+        self,
+        _: ConsumerGroupTargetAssignmentMetadataKey,
+        value: ConsumerGroupTargetAssignmentMetadataValue | None,
+    ) -> None:
+        if value is None:
+            self.target_epoch = 0
+        else:
+            self.target_epoch = value.assignment_epoch
+            self.target_timestamp_ms = value.assignment_timestamp or -1
+
+    def adopt_target(
+        self,
+        key: ConsumerGroupTargetAssignmentMemberKey,
+        value: ConsumerGroupTargetAssignmentMemberValue | None,
+    ) -> None:
+        if value is None:
+            self.target.pop(key.member_id, None)
+        else:
+            self.target[key.member_id] = {
+                topic.topic_id: frozenset(topic.partitions) for topic in value.topic_partitions
+            }
+
+    def adopt_assignment(
+        self,
+        key: ConsumerGroupCurrentMemberAssignmentKey,
+        value: ConsumerGroupCurrentMemberAssignmentValue | None,
+    ) -> None:
+        member = self.members.get(key.member_id)
+        if value is not None:
+            self.update((member or ConsumerGroupMember(key.member_id)).with_assignment(value))
+        elif member is not None:
+            # A member without an assignment remains; mostly the tombstones of its other records follow.
+            self.update(member.without_assignment())
+
+    def adopt_regular_expression(
+        self, key: ConsumerGroupRegularExpressionKey, value: ConsumerGroupRegularExpressionValue | None
+    ) -> None:
+        if value is None:
+            self.regexes.pop(key.regular_expression, None)
+        else:
+            self.regexes[key.regular_expression] = ResolvedRegex(
+                frozenset(value.topics), value.version, value.timestamp
+            )
 
     # Members
 

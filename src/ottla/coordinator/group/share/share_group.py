@@ -19,12 +19,22 @@ from enum import Enum
 from typing import Final
 
 from ottla.protocol.consumer_offsets_records import (
+    ShareGroupCurrentMemberAssignmentKey,
     ShareGroupCurrentMemberAssignmentValue,
+    ShareGroupMemberMetadataKey,
     ShareGroupMemberMetadataValue,
+    ShareGroupMetadataKey,
+    ShareGroupMetadataValue,
+    ShareGroupStatePartitionMetadataKey,
     ShareGroupStatePartitionMetadataValue,
+    ShareGroupTargetAssignmentMemberKey,
+    ShareGroupTargetAssignmentMemberValue,
+    ShareGroupTargetAssignmentMetadataKey,
+    ShareGroupTargetAssignmentMetadataValue,
     ShareGroupTopicPartitionsInfo,
 )
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.runtime import invariants
 
 Partitions = Mapping[bytes, frozenset[int]]
 """Partitions by topic id."""
@@ -224,6 +234,64 @@ class ShareGroup:
             self.updates,
             not_pending=self.not_pending,
         )
+
+    # Records
+
+    def adopt_metadata(self, _: ShareGroupMetadataKey, value: ShareGroupMetadataValue) -> None:
+        if invariants.thorough:
+            assert value.epoch >= self.epoch, (self.group_id, value.epoch, self.epoch)
+        self.epoch = value.epoch
+        self.metadata_hash = value.metadata_hash
+
+    def adopt_member(
+        self, key: ShareGroupMemberMetadataKey, value: ShareGroupMemberMetadataValue | None
+    ) -> None:
+        if value is None:
+            self.members.pop(key.member_id, None)
+        else:
+            member = self.members.get(key.member_id) or ShareGroupMember(key.member_id)
+            self.members[key.member_id] = member.with_subscription(value)
+
+    def adopt_target_epoch(
+        self,
+        _: ShareGroupTargetAssignmentMetadataKey,
+        value: ShareGroupTargetAssignmentMetadataValue | None,
+    ) -> None:
+        if value is None:
+            self.target_epoch = 0
+        else:
+            self.target_epoch = value.assignment_epoch
+            self.target_timestamp_ms = value.assignment_timestamp or -1
+
+    def adopt_target(
+        self, key: ShareGroupTargetAssignmentMemberKey, value: ShareGroupTargetAssignmentMemberValue | None
+    ) -> None:
+        if value is None:
+            self.target.pop(key.member_id, None)
+        else:
+            self.target[key.member_id] = {
+                topic.topic_id: frozenset(topic.partitions) for topic in value.topic_partitions
+            }
+
+    def adopt_assignment(
+        self,
+        key: ShareGroupCurrentMemberAssignmentKey,
+        value: ShareGroupCurrentMemberAssignmentValue | None,
+    ) -> None:
+        member = self.members.get(key.member_id)
+        if value is not None:
+            member = member or ShareGroupMember(key.member_id)
+            self.members[key.member_id] = member.with_assignment(value)
+        elif member is not None:
+            # A member without an assignment remains; mostly the tombstones of its other records follow.
+            self.members[key.member_id] = member.without_assignment()
+
+    def adopt_states(
+        self, _: ShareGroupStatePartitionMetadataKey, value: ShareGroupStatePartitionMetadataValue | None
+    ) -> None:
+        self.states = StatePartitionMetadata() if value is None else StatePartitionMetadata.of(value)
+
+    # Members
 
     def member(self, member_id: str) -> ShareGroupMember:
         member = self.members.get(member_id)

@@ -20,14 +20,24 @@ from ottla.coordinator.group.streams.internal_topic_manager import ConfiguredTop
 from ottla.coordinator.group.streams.streams_topology import StreamsTopology
 from ottla.coordinator.group.streams.topology_description import HeldTopologyDescription
 from ottla.protocol.consumer_offsets_records import (
+    StreamsGroupCurrentMemberAssignmentKey,
     StreamsGroupCurrentMemberAssignmentTaskIds,
     StreamsGroupCurrentMemberAssignmentValue,
+    StreamsGroupMemberMetadataKey,
     StreamsGroupMemberMetadataValue,
+    StreamsGroupMetadataKey,
+    StreamsGroupMetadataValue,
+    StreamsGroupTargetAssignmentMemberKey,
     StreamsGroupTargetAssignmentMemberTaskIds,
     StreamsGroupTargetAssignmentMemberValue,
+    StreamsGroupTargetAssignmentMetadataKey,
+    StreamsGroupTargetAssignmentMetadataValue,
+    StreamsGroupTopologyKey,
+    StreamsGroupTopologyValue,
 )
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.streams_group_heartbeat import EndpointToPartitions
+from ottla.runtime import invariants
 
 Tasks: TypeAlias = Mapping[str, frozenset[int]]
 """By subtopology: the partitions of its tasks."""
@@ -316,6 +326,62 @@ class StreamsGroup:
             other_processes=dict(self.other_processes),
             endpoints=dict(self.endpoints),
         )
+
+    # Records
+
+    def adopt_metadata(self, _: StreamsGroupMetadataKey, value: StreamsGroupMetadataValue) -> None:
+        if invariants.thorough:
+            assert value.epoch >= self.epoch, (self.group_id, value.epoch, self.epoch)
+        self.epoch = value.epoch
+        self.metadata_hash = value.metadata_hash
+        self.validated_topology_epoch = value.validated_topology_epoch
+        configs = value.last_assignment_configs or ()
+        self.assignment_configs = {config.key: config.value for config in configs}
+
+    def adopt_member(
+        self, key: StreamsGroupMemberMetadataKey, value: StreamsGroupMemberMetadataValue | None
+    ) -> None:
+        if value is None:
+            self.remove(key.member_id)
+        else:
+            member = self.members.get(key.member_id) or StreamsGroupMember(key.member_id)
+            self.update(member.with_metadata(value))
+
+    def adopt_topology(self, _: StreamsGroupTopologyKey, value: StreamsGroupTopologyValue | None) -> None:
+        self.topology = None if value is None else StreamsTopology.of(value)
+        self.configured = None
+
+    def adopt_target_epoch(
+        self,
+        _: StreamsGroupTargetAssignmentMetadataKey,
+        value: StreamsGroupTargetAssignmentMetadataValue | None,
+    ) -> None:
+        if value is None:
+            self.target_epoch, self.target_timestamp_ms = -1, 0
+        else:
+            self.target_epoch, self.target_timestamp_ms = value.assignment_epoch, value.assignment_timestamp
+
+    def adopt_target(
+        self,
+        key: StreamsGroupTargetAssignmentMemberKey,
+        value: StreamsGroupTargetAssignmentMemberValue | None,
+    ) -> None:
+        if value is None:
+            self.target.pop(key.member_id, None)
+        else:
+            self.target[key.member_id] = TasksTuple.of(value)
+
+    def adopt_assignment(
+        self,
+        key: StreamsGroupCurrentMemberAssignmentKey,
+        value: StreamsGroupCurrentMemberAssignmentValue | None,
+    ) -> None:
+        member = self.members.get(key.member_id)
+        if value is not None:
+            self.update((member or StreamsGroupMember(key.member_id)).with_assignment(value))
+        elif member is not None:
+            # A member without an assignment remains; mostly the tombstones of its other records follow.
+            self.update(member.without_assignment())
 
     # Members
 

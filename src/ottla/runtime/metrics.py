@@ -1,14 +1,12 @@
-"""The metrics of a node: counters, gauges and histograms, and their text for Prometheus.
+"""The metrics of a node and their text for Prometheus.
 
 A node has one `MetricsRegistry`, which is made with the node and handed down; there is no global one. What
-can be read from the state of the node when an operator looks costs nothing until then, so most families are
-callbacks (`collect`, or `add_collector` for what walks partitions or groups). Where an event leaves no state,
-code counts it inline: `counter.value += 1`. No labels are put together on the way of a request: a
-`LabelledFamily` gives the child for some labels once, and the caller keeps it.
+can be read from the state of the node when an operator looks costs nothing until then, so families are
+callbacks (`collect`, or `add_collector` for what walks partitions or groups). No labels are put together on
+the way of a request.
 
 The number of series is bounded. A family with labels that clients choose (topics, groups, client ids) has a
-bound, and what comes after the first ones shares one child, whose labels are `_other`; how often that happens
-is a metric itself.
+bound, and what comes after the first ones shares one series, whose labels are `_other`.
 
 `render` writes the text in bounded turns of the event loop. An error of one callback is logged and counted,
 and leaves out that family only.
@@ -22,7 +20,7 @@ import re
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from enum import Enum
-from typing import Final, Generic, TypeAlias, TypeVar
+from typing import Final, TypeAlias
 
 from ottla.runtime.on_demand import OnDemand
 from ottla.runtime.turns import Turns
@@ -30,13 +28,11 @@ from ottla.runtime.turns import Turns
 _log = logging.getLogger(__name__)
 
 CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
-# The value of each label of the child that label sets beyond the bound of their family share.
+# The value of each label of the series that label sets beyond the bound of their family share.
 OTHER: Final = "_other"
-DEFAULT_BOUND: Final = 1_000
 
 _NAME: Final = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*\Z")
 _LABEL: Final = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*\Z")
-_REFUSED: Final = "ottla_metrics_other_total"
 _FAILURES: Final = "ottla_metrics_collector_errors_total"
 
 
@@ -51,24 +47,6 @@ class MetricKind(Enum):
 
 Samples: TypeAlias = float | Iterable[tuple[Sequence[str], float]]
 """What a callback gives: a number, or for a family with labels their values with a number each."""
-
-
-class Counter:
-    """Never goes down. Add to `value`."""
-
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value: float = 0
-
-
-class Gauge:
-    """Goes up and down. Set `value`."""
-
-    __slots__ = ("value",)
-
-    def __init__(self) -> None:
-        self.value: float = 0
 
 
 class Histogram:
@@ -138,53 +116,6 @@ def quantile(share: float, bounds: Sequence[float], counts: Sequence[int]) -> fl
     return bounds[-1]
 
 
-M = TypeVar("M", Counter, Gauge, Histogram)
-
-
-class LabelledFamily(Generic[M]):
-    """The children of a family by their labels, at most `bound` of them, and the one that all others share.
-
-    Keep the child that `labels` gives, rather than to ask for it each time.
-    """
-
-    __slots__ = ("_bound", "_children", "_make", "_other", "names", "refused")
-
-    def __init__(self, names: Sequence[str], make: Callable[[], M], bound: int) -> None:
-        self.names: Final = tuple(names)
-        self._make: Final[Callable[[], M]] = make
-        self._bound: Final = bound
-        self._children: Final[dict[tuple[str, ...], M]] = {}
-        self._other: M | None = None
-        # How often there was no room for a label set.
-        self.refused = 0
-
-    def labels(self, *values: str) -> M:
-        """The child with these values of the labels, in the order of their names."""
-        child = self._children.get(values)
-        if child is not None:
-            return child
-        if len(values) != len(self.names):
-            raise ValueError(f"expected the labels {', '.join(self.names)}, got {values}")
-        if len(self._children) < self._bound:
-            child = self._children[values] = self._make()
-            return child
-        self.refused += 1
-        if self._other is None:
-            self._other = self._make()
-        return self._other
-
-    def remove(self, *values: str) -> None:
-        """Leave a child out from now on, as what it is about is gone; another may take its place."""
-        self._children.pop(values, None)
-
-    def children(self) -> list[tuple[tuple[str, ...], M]]:
-        """All children with their labels."""
-        found = list(self._children.items())
-        if self._other is not None:
-            found.append(((OTHER,) * len(self.names), self._other))
-        return found
-
-
 class MetricsText:
     """The text of one scrape while it is made: the lines of each family, in the order of their first use."""
 
@@ -250,88 +181,14 @@ Collector: TypeAlias = Callable[[MetricsText, Turns], Awaitable[None]]
 """Writes the families that one walk over the state of the node gives, in bounded turns."""
 
 
-_AnyFamily: TypeAlias = LabelledFamily[Counter] | LabelledFamily[Gauge] | LabelledFamily[Histogram]
-
-
 class MetricsRegistry:
     """All metrics of a node. Belongs to its event loop."""
 
     def __init__(self) -> None:
         self._writers: Final[dict[str, Callable[[MetricsText], None]]] = {}
         self._collectors: Final[dict[str, Collector]] = {}
-        self._labelled: Final[
-            dict[str, LabelledFamily[Counter] | LabelledFamily[Gauge] | LabelledFamily[Histogram]]
-        ] = {}
         # The errors of callbacks, by what failed; each is logged the first time.
         self._failures: Final[dict[str, int]] = {}
-
-    # What is counted inline
-
-    def counter(self, name: str, help: str) -> Counter:
-        metric = Counter()
-        self.collect(name, help, MetricKind.COUNTER, (), lambda: metric.value)
-        return metric
-
-    def gauge(self, name: str, help: str) -> Gauge:
-        metric = Gauge()
-        self.collect(name, help, MetricKind.GAUGE, (), lambda: metric.value)
-        return metric
-
-    def histogram(self, name: str, help: str, bounds: Sequence[float], *, scale: float = 1) -> Histogram:
-        metric = Histogram(bounds, scale=scale)
-        self._add(name, (), lambda text: text.histogram(name, help, "", metric))
-        return metric
-
-    def counters(
-        self, name: str, help: str, labels: Sequence[str], *, bound: int = DEFAULT_BOUND
-    ) -> LabelledFamily[Counter]:
-        """A family of counters with labels; beyond `bound` label sets the rest is counted together."""
-        family = LabelledFamily(labels, Counter, bound)
-        self.collect(
-            name,
-            help,
-            MetricKind.COUNTER,
-            labels,
-            lambda: [(values, child.value) for values, child in family.children()],
-        )
-        self._labelled[name] = family
-        return family
-
-    def gauges(
-        self, name: str, help: str, labels: Sequence[str], *, bound: int = DEFAULT_BOUND
-    ) -> LabelledFamily[Gauge]:
-        family = LabelledFamily(labels, Gauge, bound)
-        self.collect(
-            name,
-            help,
-            MetricKind.GAUGE,
-            labels,
-            lambda: [(values, child.value) for values, child in family.children()],
-        )
-        self._labelled[name] = family
-        return family
-
-    def histograms(
-        self,
-        name: str,
-        help: str,
-        labels: Sequence[str],
-        bounds: Sequence[float],
-        *,
-        scale: float = 1,
-        bound: int = DEFAULT_BOUND,
-    ) -> LabelledFamily[Histogram]:
-        family = LabelledFamily(labels, lambda: Histogram(bounds, scale=scale), bound)
-
-        def write(text: MetricsText) -> None:
-            for values, child in family.children():
-                text.histogram(name, help, label_text(labels, values), child)
-
-        self._add(name, labels, write)
-        self._labelled[name] = family
-        return family
-
-    # What is read when an operator looks
 
     def collect(
         self,
@@ -344,7 +201,11 @@ class MetricsRegistry:
         """Have the samples of a family computed for each scrape. The callback takes less than a millisecond,
         and gives a bounded number of samples.
         """
-        self._add(name, labels, lambda text: text.add(name, help, kind, labels, callback()))
+        if _NAME.match(name) is None or any(_LABEL.match(label) is None for label in labels):
+            raise ValueError(f"not a name for Prometheus: {name} {tuple(labels)}")
+        if name in self._writers:
+            raise ValueError(f"the metric {name} is there already")
+        self._writers[name] = lambda text: text.add(name, help, kind, labels, callback())
 
     def add_collector(self, name: str, collector: Collector) -> None:
         """Have several families written by one walk for each scrape; `name` is for the log."""
@@ -366,19 +227,6 @@ class MetricsRegistry:
 
         self.add_collector(name, collect)
 
-    def remove(self, name: str) -> None:
-        """Leave out a family or a collector from now on."""
-        self._writers.pop(name, None)
-        self._collectors.pop(name, None)
-        self._labelled.pop(name, None)
-
-    def _add(self, name: str, labels: Sequence[str], write: Callable[[MetricsText], None]) -> None:
-        if _NAME.match(name) is None or any(_LABEL.match(label) is None for label in labels):
-            raise ValueError(f"not a name for Prometheus: {name} {tuple(labels)}")
-        if name in self._writers:
-            raise ValueError(f"the metric {name} is there already")
-        self._writers[name] = write
-
     # The text
 
     async def render(self, turns: Turns) -> bytes:
@@ -398,13 +246,6 @@ class MetricsRegistry:
                 self._on_failure(name, error)
             if turns.is_due():
                 await turns.pause()
-        text.add(
-            _REFUSED,
-            "Lookups of label sets that had no room within the bound of their metric",
-            MetricKind.COUNTER,
-            ("metric",),
-            [((name,), family.refused) for name, family in self._labelled.items() if family.refused],
-        )
         # A counter should be there before it counts, or its first count is not seen.
         failures = dict.fromkeys(self._collectors, 0) | self._failures
         text.add(

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ottla.log.producers.snapshot import ProducerSnapshots, decode_snapshot
-from ottla.log.producers.state_entry import SENTINEL_GUARD, LastRecord
+from ottla.log.producers.state_entry import MAX_SEQUENCE, SENTINEL_GUARD, LastRecord
 from ottla.log.producers.state_manager import (
     DEFAULT_PRODUCER_STATE_CONFIG,
     LATE_TRANSACTION_BUFFER_MS,
@@ -19,7 +19,7 @@ from ottla.log.segment.txn_index import AbortedTxn
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.validation import AppendOrigin
 from ottla.runtime.disk import RealDisk
-from tests.support.producer_batches import MAX_SEQUENCE, Logged, data, end
+from tests.support.producer_batches import Logged, data, end
 
 DAY_MS = 86_400_000
 

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from ottla.log.producers.snapshot import ProducerSnapshots, decode_snapshot, encode_snapshot
+from ottla.log.producers.state_entry import MAX_SEQUENCE
 from ottla.log.producers.state_manager import ProducerAppend, ProducerStateManager, ProducerStateManagerConfig
 from ottla.log.segment.txn_index import AbortedTxn
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.control import ControlType
 from ottla.records.validation import AppendOrigin
 from ottla.runtime.disk import RealDisk
-from tests.support.producer_batches import MAX_SEQUENCE, Logged, data, end
+from tests.support.producer_batches import Logged, data, end
 
 EXPIRATION_MS = 100
 PRODUCERS = st.integers(1, 3)

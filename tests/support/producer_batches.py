@@ -1,37 +1,43 @@
-"""Batch headers for tests of the producer state, without the bytes of a batch."""
+"""Headers of batches for tests of the producer state, without the records."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
+from ottla.records.batch import BatchHeader
+from ottla.records.builder import attributes_of, join_batch
 from ottla.records.control import ControlType, EndTransactionMarker
+from ottla.records.types import Codec, TimestampType
 
-MAX_SEQUENCE = 0x7FFF_FFFF
-
-
-@dataclass(frozen=True)
-class FakeBatch:
-    producer_id: int
-    producer_epoch: int
-    base_sequence: int
-    base_offset: int
-    count: int = 1
-    is_transactional: bool = False
-    is_control: bool = False
-    max_timestamp: int = 0
-
-    @property
-    def last_offset(self) -> int:
-        return self.base_offset + self.count - 1
-
-    @property
-    def last_sequence(self) -> int:
-        if self.base_sequence < 0:
-            return self.base_sequence
-        return (self.base_sequence + self.count - 1) & MAX_SEQUENCE
+Logged = tuple[BatchHeader, EndTransactionMarker | None]
 
 
-Logged = tuple[FakeBatch, EndTransactionMarker | None]
+def _header(
+    producer_id: int,
+    epoch: int,
+    sequence: int,
+    offset: int,
+    *,
+    timestamp: int,
+    count: int = 1,
+    transactional: bool = True,
+    control: bool = False,
+) -> BatchHeader:
+    attributes = attributes_of(
+        Codec.NONE, TimestampType.CREATE_TIME, transactional=transactional, control=control
+    )
+    batch = join_batch(
+        b"",
+        base_offset=offset,
+        leader_epoch=0,
+        attributes=attributes,
+        last_offset_delta=count - 1,
+        base_timestamp=timestamp,
+        max_timestamp=timestamp,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        base_sequence=sequence,
+        count=count,
+    )
+    return BatchHeader.parse(batch)
 
 
 def data(
@@ -44,16 +50,10 @@ def data(
     transactional: bool = False,
     timestamp: int = 0,
 ) -> Logged:
-    batch = FakeBatch(
-        producer_id,
-        epoch,
-        sequence,
-        offset,
-        count=count,
-        is_transactional=transactional,
-        max_timestamp=timestamp,
+    header = _header(
+        producer_id, epoch, sequence, offset, timestamp=timestamp, count=count, transactional=transactional
     )
-    return batch, None
+    return header, None
 
 
 def end(
@@ -65,7 +65,7 @@ def end(
     coordinator_epoch: int = 0,
     timestamp: int = 0,
 ) -> Logged:
-    batch = FakeBatch(
-        producer_id, epoch, -1, offset, is_transactional=True, is_control=True, max_timestamp=timestamp
+    header = _header(producer_id, epoch, -1, offset, timestamp=timestamp, control=True)
+    return header, EndTransactionMarker(
+        ControlType.COMMIT if commit else ControlType.ABORT, coordinator_epoch
     )
-    return batch, EndTransactionMarker(ControlType.COMMIT if commit else ControlType.ABORT, coordinator_epoch)

@@ -14,9 +14,10 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from ottla.protocol.errors import ErrorCode, KafkaError
+from ottla.records.batch import BatchHeader
 from ottla.records.control import ControlType, EndTransactionMarker
 from ottla.records.types import NO_PRODUCER_EPOCH, NO_SEQUENCE, NO_TIMESTAMP
 from ottla.records.validation import AppendOrigin
@@ -25,29 +26,6 @@ MAX_SEQUENCE = 0x7FFF_FFFF
 BATCHES_TO_RETAIN = 5
 
 _log = logging.getLogger(__name__)
-
-
-class ProducerBatchHeader(Protocol):
-    """The fields of a batch header that the rules read."""
-
-    @property
-    def base_offset(self) -> int: ...
-    @property
-    def last_offset(self) -> int: ...
-    @property
-    def max_timestamp(self) -> int: ...
-    @property
-    def producer_id(self) -> int: ...
-    @property
-    def producer_epoch(self) -> int: ...
-    @property
-    def base_sequence(self) -> int: ...
-    @property
-    def last_sequence(self) -> int: ...
-    @property
-    def is_transactional(self) -> bool: ...
-    @property
-    def is_control(self) -> bool: ...
 
 
 class BatchMetadata(NamedTuple):
@@ -172,7 +150,7 @@ class ProducerStateEntry:
     def last_record(self) -> LastRecord:
         return LastRecord(self.batches[-1].last_offset if self.batches else None, self.producer_epoch)
 
-    def find_duplicate(self, batch: ProducerBatchHeader) -> BatchMetadata | None:
+    def find_duplicate(self, batch: BatchHeader) -> BatchMetadata | None:
         """The remembered batch with exactly these sequences, if the batch was written before."""
         if batch.producer_epoch != self.producer_epoch:
             return None
@@ -237,7 +215,7 @@ class ProducerAppendInfo:
         self.batches: list[BatchMetadata] = []
         self.started_txns: list[int] = []
 
-    def append_data(self, batch: ProducerBatchHeader) -> None:
+    def append_data(self, batch: BatchHeader) -> None:
         epoch = batch.producer_epoch
         self._check_epoch(batch, must_exceed=False)
         if self._origin is AppendOrigin.CLIENT:
@@ -260,7 +238,7 @@ class ProducerAppendInfo:
             self.started_txns.append(batch.base_offset)
 
     def append_marker(
-        self, batch: ProducerBatchHeader, marker: EndTransactionMarker, transaction_version: int | None
+        self, batch: BatchHeader, marker: EndTransactionMarker, transaction_version: int | None
     ) -> CompletedTxn | None:
         """Take the marker in; None if there was no transaction here for it to end.
 
@@ -292,7 +270,7 @@ class ProducerAppendInfo:
         self.current_txn_first_offset = None
         return completed
 
-    def append_empty_control(self, batch: ProducerBatchHeader) -> None:
+    def append_empty_control(self, batch: BatchHeader) -> None:
         """Take in a marker that compaction has emptied: it was kept for its epoch, which fences zombies."""
         if batch.producer_epoch > self.producer_epoch:
             self.batches.clear()
@@ -314,7 +292,7 @@ class ProducerAppendInfo:
         entry.last_timestamp = self.last_timestamp
         entry.current_txn_first_offset = self.current_txn_first_offset
 
-    def _check_epoch(self, batch: ProducerBatchHeader, *, must_exceed: bool) -> None:
+    def _check_epoch(self, batch: BatchHeader, *, must_exceed: bool) -> None:
         epoch = batch.producer_epoch
         known = self.producer_epoch
         if epoch > known or (epoch == known and not must_exceed):
@@ -330,7 +308,7 @@ class ProducerAppendInfo:
             f"{'not greater' if must_exceed else 'smaller'} than the last seen epoch {known}",
         )
 
-    def _check_sequence(self, batch: ProducerBatchHeader) -> None:
+    def _check_sequence(self, batch: BatchHeader) -> None:
         base = self._base
         sequence = batch.base_sequence
         if self._verification is not None:
@@ -374,5 +352,5 @@ class ProducerAppendInfo:
             raise KafkaError(code, message)
         _log.warning("%s (taken over, as the leader has accepted it)", message)
 
-    def _where(self, batch: ProducerBatchHeader) -> str:
+    def _where(self, batch: BatchHeader) -> str:
         return f"producer {self.producer_id} at offset {batch.base_offset} in partition {self._partition}"

@@ -30,7 +30,6 @@ from ottla.log.producers.state_entry import (
     CompletedTxn,
     LastRecord,
     ProducerAppendInfo,
-    ProducerBatchHeader,
     ProducerStateEntry,
     VerificationGuard,
     VerificationStateEntry,
@@ -184,7 +183,7 @@ class ProducerStateManager:
 
     def analyze(
         self,
-        batches: Iterable[tuple[ProducerBatchHeader, EndTransactionMarker | None]],
+        batches: Iterable[tuple[BatchHeader, EndTransactionMarker | None]],
         origin: AppendOrigin,
         *,
         guard: VerificationGuard = SENTINEL_GUARD,
@@ -251,7 +250,7 @@ class ProducerStateManager:
             self._check_transactions()
         return aborted
 
-    def append_next(self, batch: ProducerBatchHeader) -> None:
+    def append_next(self, batch: BatchHeader) -> None:
         """Take in the next batch of a known producer without a transaction; the log now holds it."""
         entry = self._producers[batch.producer_id]
         delta = batch.last_offset - batch.base_offset
@@ -267,9 +266,7 @@ class ProducerStateManager:
         assert self._ongoing.keys() <= self._txns.keys(), f"{self._partition}: {self._ongoing} {self._txns}"
         assert len(set(self._ongoing.values())) == len(self._ongoing), f"{self._partition}: {self._ongoing}"
 
-    def replay(
-        self, batches: Iterable[tuple[ProducerBatchHeader, EndTransactionMarker | None]]
-    ) -> list[AbortedTxn]:
+    def replay(self, batches: Iterable[tuple[BatchHeader, EndTransactionMarker | None]]) -> list[AbortedTxn]:
         """Take in batches that are in the log already, in recovery or after a reload."""
         return self.apply(self.analyze(batches, AppendOrigin.REPLICATION))
 
@@ -286,7 +283,7 @@ class ProducerStateManager:
                 f"smaller than the last seen epoch {entry.producer_epoch}: another producer has taken over",
             )
 
-    def _check_verified(self, batch: ProducerBatchHeader, guard: VerificationGuard) -> None:
+    def _check_verified(self, batch: BatchHeader, guard: VerificationGuard) -> None:
         """Refuse a transactional batch unless its transaction is open here, or the coordinator has just
         confirmed it: otherwise no coordinator would ever end the transaction that the batch starts.
         """
@@ -304,7 +301,7 @@ class ProducerStateManager:
                 f"{batch.producer_epoch} has none in partition {self._partition}; add the partition first",
             )
 
-    def _uses_up_verification(self, batch: ProducerBatchHeader) -> bool:
+    def _uses_up_verification(self, batch: BatchHeader) -> bool:
         entry = self._verifications.get(batch.producer_id)
         if entry is None:
             return False

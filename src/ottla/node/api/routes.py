@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from importlib import import_module
-from typing import Any, Final, Protocol, TypeAlias, cast
+from typing import Any, Final, TypeAlias
 
 from ottla.node.api.services import ApiServices
 from ottla.protocol.api import API, API_BY_NAME, BOTH, BROKER_ONLY, CONTROLLER_ONLY, Api, ListenerType
@@ -47,24 +47,6 @@ class OnFailure(Enum):
     EACH_PART = "the error code for each part that the request names, and at the top if there is a place"
     HANDLER = "the handler's module builds the response, by its `failure_response`"
     CLOSE = "the response has no place for it, so the connection is closed"
-
-
-class HandlerModule(Protocol):
-    """A module in `handlers/`."""
-
-    def handle(self, context: Any, request: Any) -> Reply: ...
-
-
-class HandlerModuleWithFailure(HandlerModule, Protocol):
-    """A module of a route with `OnFailure.HANDLER`."""
-
-    def failure_response(self, request: Any, code: int, message: str | None) -> Response: ...
-
-
-class HandlerModuleWithDecision(HandlerModule, Protocol):
-    """A module of a route with `decides_locally`."""
-
-    def decide(self, services: ApiServices, request: Any, version: int) -> Awaitable[Response]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,13 +91,13 @@ class ApiRoute:
         return self.api.announced_versions(listener, unstable=unstable or self.serves_unstable_version)
 
     def load_handler(self, listener: ListenerType) -> Handler:
-        module = cast("HandlerModule", import_module(self.module_name(listener)))
-        return module.handle
+        handler: Handler = import_module(self.module_name(listener)).handle
+        return handler
 
     def load_failure_response(self, listener: ListenerType) -> FailureResponse:
         if self.on_failure is OnFailure.HANDLER:
-            module = cast("HandlerModuleWithFailure", import_module(self.module_name(listener)))
-            return module.failure_response
+            failure_response: FailureResponse = import_module(self.module_name(listener)).failure_response
+            return failure_response
         if self.on_failure is OnFailure.EACH_PART:
             from ottla.node.api.response_errors import error_for_each_part
 
@@ -124,8 +106,8 @@ class ApiRoute:
 
     def load_decision(self) -> LocalDecision:
         assert self.decides_locally, f"{self.api.name} has no decision of its own"
-        module = cast("HandlerModuleWithDecision", import_module(self.module_name(ListenerType.CONTROLLER)))
-        return module.decide
+        decide: LocalDecision = import_module(self.module_name(ListenerType.CONTROLLER)).decide
+        return decide
 
 
 def _top_level_error(request: Request, code: int, message: str | None) -> Response:

@@ -32,25 +32,24 @@ def test_a_batch_filled_by_and_by_is_the_one_built_at_once(records: list[ModelRe
 
 def test_without_compression_the_limit_holds_to_the_byte() -> None:
     builder = BatchBuilder(limit_bytes=1000)
-    while builder.has_room_for(record_size_bound(b"key", b"value")):
-        builder.append(0, b"key", b"value")
+    while builder.try_append(0, b"key", b"value"):
+        pass
     assert builder.count > 20
     assert builder.estimated_size == builder.uncompressed_size <= 1000
 
 
 def test_the_first_record_has_room_whatever_its_size() -> None:
     builder = BatchBuilder(limit_bytes=100)
-    assert builder.has_room_for(5000)
-    builder.append(0, None, bytes(5000))
-    assert not builder.has_room_for(1)
+    assert builder.try_append(0, None, bytes(5000))
+    assert not builder.try_append(0, None, b"")
     assert read_records(builder.build())[0].value == bytes(5000)
 
 
 def test_with_compression_the_estimate_follows_the_ratio() -> None:
     plain, squeezed = (BatchBuilder(limit_bytes=2000, codec=Codec.GZIP, ratio=ratio) for ratio in (1.0, 0.25))
     for builder in (plain, squeezed):
-        while builder.has_room_for(200):
-            builder.append(0, None, bytes(150))
+        while builder.try_append(0, None, bytes(150)):
+            pass
     assert squeezed.count > 3 * plain.count
     squeezed.build()
     assert squeezed.compression_ratio < 0.25

@@ -120,17 +120,6 @@ def test_a_late_upload_of_an_earlier_leader_hides_nothing() -> None:
     assert len(cache.list_remote_log_segments(0)) == 3
 
 
-def test_the_next_segment_with_aborted_transactions_is_found() -> None:
-    cache = RemoteLogMetadataCache()
-    aborting = segment(20, 29, txn_index_empty=False)
-    copied(cache, segment(0, 9), segment(10, 19), aborting)
-    found = cache.next_segment_with_txn_index(0, 3)
-    assert found is not None
-    assert found.id == aborting.id
-    assert cache.next_segment_with_txn_index(0, 30) is None
-    assert cache.next_segment_with_txn_index(1, 3) is None
-
-
 def test_events_may_be_repeated_and_wrong_ones_are_dropped(caplog: pytest.LogCaptureFixture) -> None:
     cache = RemoteLogMetadataCache()
     cache.is_initialized = True

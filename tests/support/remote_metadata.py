@@ -48,14 +48,6 @@ class InMemoryRemoteLogMetadataManager:
     def newest_epoch_of(self, partition: TopicIdPartition, offset: int) -> int | None:
         return self.store.cache(partition).newest_epoch_of(offset)
 
-    def next_segment_with_txn_index(
-        self, partition: TopicIdPartition, leader_epoch: int, offset: int
-    ) -> RemoteLogSegmentMetadata | None:
-        return self.store.cache(partition).next_segment_with_txn_index(leader_epoch, offset)
-
-    def highest_offset_for_epoch(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
-        return self.store.cache(partition).highest_offset_for_epoch(leader_epoch)
-
     def segment_by_id(self, id: RemoteLogSegmentId) -> RemoteLogSegmentMetadata | None:
         return self.store.cache(id.topic_id_partition).get(id)
 

@@ -262,10 +262,6 @@ class BatchBuilder:
             return self._encoder.size
         return HEADER_SIZE + int((self._encoder.size - HEADER_SIZE) * self.ratio * RATIO_SAFETY)
 
-    def has_room_for(self, size_bound: int) -> bool:
-        """Whether a record of at most `size_bound` bytes still belongs here; the first one always does."""
-        return not self._encoder.count or self.estimated_size + size_bound <= self.limit_bytes
-
     def append(self, timestamp: int, key: Buffer | None, value: Buffer | None, headers: Headers = ()) -> int:
         """Add a record; returns its bytes before compression."""
         return self._encoder.append(timestamp, key, value, headers)

@@ -47,10 +47,6 @@ class RemoteLogLeaderEpochState:
         # The last offset of the epoch that was ever copied; deletions do not lower it.
         self.highest_offset: int | None = None
 
-    @property
-    def is_empty(self) -> bool:
-        return not self._offsets and not self.unreferenced
-
     def floor(self, offset: int) -> RemoteLogSegmentId | None:
         """The finished segment that begins at this offset or is the last to begin before it."""
         at = bisect_right(self._offsets, offset)
@@ -138,13 +134,6 @@ class RemoteLogMetadataCache:
         """Return the newest leader epoch in which a finished segment has this offset."""
         newest_first = sorted(self._epochs, reverse=True)
         return next((each for each in newest_first if self.remote_log_segment_metadata(each, offset)), None)
-
-    def next_segment_with_txn_index(self, leader_epoch: int, offset: int) -> RemoteLogSegmentMetadata | None:
-        """Return the first segment of the epoch from this offset on that has aborted transactions."""
-        metadata = self.remote_log_segment_metadata(leader_epoch, offset)
-        while metadata is not None and metadata.txn_index_empty:
-            metadata = self.remote_log_segment_metadata(leader_epoch, metadata.end_offset + 1)
-        return metadata
 
     def highest_offset_for_epoch(self, leader_epoch: int) -> int | None:
         """Return the last offset of the epoch that was copied, whether or not it was deleted since."""

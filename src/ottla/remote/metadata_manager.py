@@ -62,14 +62,6 @@ class RemoteLogMetadataManager(Protocol):
     def newest_epoch_of(self, partition: TopicIdPartition, offset: int) -> int | None:
         """Return the newest leader epoch in which a finished segment has this offset."""
 
-    def next_segment_with_txn_index(
-        self, partition: TopicIdPartition, leader_epoch: int, offset: int
-    ) -> RemoteLogSegmentMetadata | None:
-        """Return the first segment of the epoch from this offset on that has aborted transactions."""
-
-    def highest_offset_for_epoch(self, partition: TopicIdPartition, leader_epoch: int) -> int | None:
-        """Return the last offset of the epoch that was copied."""
-
     def segment_by_id(self, id: RemoteLogSegmentId) -> RemoteLogSegmentMetadata | None:
         """Return a segment in any state; None if there is none, or its deletion is finished."""
 

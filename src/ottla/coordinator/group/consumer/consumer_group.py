@@ -106,9 +106,6 @@ class ConsumerGroupMember:
     def is_reconciled_to(self, target_epoch: int) -> bool:
         return self.state is MemberState.STABLE and self.epoch == target_epoch
 
-    def with_epoch(self, epoch: int) -> ConsumerGroupMember:
-        return replace(self, previous_epoch=self.epoch, epoch=epoch)
-
     def with_subscription(self, value: ConsumerGroupMemberMetadataValue) -> ConsumerGroupMember:
         return replace(
             self,

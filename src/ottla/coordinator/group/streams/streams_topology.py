@@ -48,9 +48,6 @@ class StreamsTopology:
     def is_same(self, other: StreamsTopology) -> bool:
         return self.epoch == other.epoch and self.subtopologies == other.subtopologies
 
-    def to_value(self) -> StreamsGroupTopologyValue:
-        return StreamsGroupTopologyValue(epoch=self.epoch, subtopologies=list(self.subtopologies.values()))
-
     def describe(self) -> describe_messages.Topology:
         """Describe the topology without what only the topics of the cluster tell."""
         return describe_messages.Topology(

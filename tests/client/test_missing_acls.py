@@ -12,7 +12,7 @@ from ottla.client.missing_acl import principal_of
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.security.clients.settings import SecuritySettings
 from ottla.testing.local_node import LocalNode
-from tests.support.principals import own_settings
+from tests.support.principals import login_settings, own_settings
 
 Settings = dict[str, str]
 
@@ -26,13 +26,7 @@ def node() -> Iterator[LocalNode]:
 
 
 def settings(node: LocalNode, user: str) -> Settings:
-    return {
-        "bootstrap.servers": node.bootstrap_servers,
-        "security.protocol": "SASL_PLAINTEXT",
-        "sasl.mechanism": "PLAIN",
-        "sasl.username": user,
-        "sasl.password": user,
-    }
+    return login_settings(node.bootstrap_servers, user)
 
 
 def grant(node: LocalNode, operation: AclOperation, kind: AclResourceType, name: str) -> None:

@@ -20,7 +20,7 @@ from confluent_kafka.admin import (
 )
 
 from ottla.testing.local_node import LocalNode
-from tests.support.principals import ADMIN, own_settings
+from tests.support.principals import ADMIN, login_settings, own_settings
 
 DEADLINE_SECONDS = 60.0
 TOPIC = "orders"
@@ -33,13 +33,7 @@ def node() -> Iterator[LocalNode]:
 
 
 def settings(node: LocalNode, user: str) -> dict[str, Any]:
-    return {
-        "bootstrap.servers": node.bootstrap_servers,
-        "security.protocol": "SASL_PLAINTEXT",
-        "sasl.mechanisms": "PLAIN",
-        "sasl.username": user,
-        "sasl.password": user,
-    }
+    return login_settings(node.bootstrap_servers, user)
 
 
 def grant(admin: AdminClient, kind: ResourceType, name: str, operation: AclOperation) -> None:

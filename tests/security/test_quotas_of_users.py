@@ -28,7 +28,7 @@ from ottla.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, S
 from ottla.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from ottla.testing.local_node import LocalNode
 from tests.kafka.scripts.kit import batch_of, produce_request
-from tests.support.principals import ADMIN, client_of, own_settings
+from tests.support.principals import ADMIN, client_of, login_settings, own_settings
 from tests.support.wire import WireClient
 
 PLAIN_MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
@@ -55,15 +55,7 @@ def node() -> Iterator[LocalNode]:
 
 
 def admin_of(node: LocalNode) -> blocking.Admin:
-    return blocking.Admin(
-        {
-            "bootstrap.servers": node.bootstrap_servers,
-            "security.protocol": "SASL_PLAINTEXT",
-            "sasl.mechanism": "PLAIN",
-            "sasl.username": "admin",
-            "sasl.password": password("admin"),
-        }
-    )
+    return blocking.Admin(login_settings(node.bootstrap_servers, "admin", password("admin")))
 
 
 def logged_in(stack: ExitStack, node: LocalNode, user: str, client_id: str) -> WireClient:

@@ -19,6 +19,7 @@ from ottla.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, S
 from ottla.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from ottla.testing.local_node import LocalNode
 from tests.security.sasl_exchange import api_versions, authenticate, frame, handshake
+from tests.support.principals import login_settings
 from tests.support.wire import CLOSED, WireClient
 
 SECONDS = 60
@@ -137,13 +138,7 @@ async def test_session_outlives_the_credential(node: LocalNode) -> None:
     settings = {"bootstrap.servers": node.bootstrap_servers, **node.client_settings}
     async with Admin(settings) as admin:
         await admin.users.set_password("eve", "eve-secret")
-        login_of_eve = {
-            "bootstrap.servers": node.bootstrap_servers,
-            "security.protocol": "SASL_PLAINTEXT",
-            "sasl.mechanism": "SCRAM-SHA-512",
-            "sasl.username": "eve",
-            "sasl.password": "eve-secret",
-        }
+        login_of_eve = login_settings(node.bootstrap_servers, "eve", "eve-secret", mechanism="SCRAM-SHA-512")
         async with Admin(login_of_eve) as other:
             await other.topics.list()
             await admin.users.remove("eve", mechanism="SCRAM-SHA-512")

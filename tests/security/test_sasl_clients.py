@@ -29,6 +29,7 @@ from ottla.runtime.runtime import Runtime
 from ottla.security.clients.client_security import client_security
 from ottla.security.clients.settings import SecuritySettings
 from ottla.testing.local_node import LocalNode
+from tests.support.principals import login_settings
 from tests.support.wire import CLOSED, WireClient
 
 PLAIN_MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
@@ -48,13 +49,7 @@ def node() -> Iterator[LocalNode]:
         "scram-sha-512.sasl.jaas.config": f"{SCRAM_MODULE} required;",
     }
     with LocalNode(settings) as node:
-        plain = {
-            "bootstrap.servers": node.bootstrap_servers,
-            "security.protocol": "SASL_PLAINTEXT",
-            "sasl.mechanism": "PLAIN",
-            "sasl.username": "alice",
-            "sasl.password": "alice-secret",
-        }
+        plain = login_settings(node.bootstrap_servers, "alice", "alice-secret")
         admin = AdminClient(plain)
         users = {"bob": ScramMechanism.SCRAM_SHA_256, "carol": ScramMechanism.SCRAM_SHA_512}
         for user, mechanism in users.items():
@@ -93,13 +88,7 @@ def slowly_forgetful_node() -> Iterator[LocalNode]:
 
 
 def settings(node: LocalNode, mechanism: str, user: str, password: str) -> dict[str, str]:
-    return {
-        "bootstrap.servers": node.bootstrap_servers,
-        "security.protocol": "SASL_PLAINTEXT",
-        "sasl.mechanism": mechanism,
-        "sasl.username": user,
-        "sasl.password": password,
-    }
+    return login_settings(node.bootstrap_servers, user, password, mechanism=mechanism)
 
 
 @pytest.mark.parametrize(

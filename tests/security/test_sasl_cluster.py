@@ -21,6 +21,7 @@ from ottla.testing.cluster_plan import free_ports
 from ottla.testing.local_cluster import LocalCluster
 from ottla.testing.local_node import FOR_TESTS
 from tests.security.test_sasl_kafka import SaslApacheKafka
+from tests.support.principals import login_settings
 
 pytestmark = pytest.mark.slow
 
@@ -87,13 +88,8 @@ def test_nodes_log_in_at_each_other(tmp_path: Path, mechanism: str) -> None:
             nodes.append(Node(runtime, NodeConfig(settings)))
         try:
             await asyncio.gather(*(node.start() for node in nodes))
-            given = {
-                "bootstrap.servers": f"127.0.0.1:{ports[0]},127.0.0.1:{ports[1]}",
-                "security.protocol": "SASL_PLAINTEXT",
-                "sasl.mechanism": mechanism,
-                "sasl.username": "alice",
-                "sasl.password": "alice-secret",
-            }
+            servers = f"127.0.0.1:{ports[0]},127.0.0.1:{ports[1]}"
+            given = login_settings(servers, "alice", "alice-secret", mechanism=mechanism)
             async with Admin(given) as admin:
                 await admin.topics.create("orders", partitions=3, replication_factor=3)
             async with Producer(given) as producer:
@@ -140,13 +136,7 @@ def test_apache_kafka_knows_the_users_that_a_directory_was_formatted_with(tmp_pa
     with kafka:
 
         async def log_in(password: str) -> None:
-            given = {
-                "bootstrap.servers": kafka.sasl,
-                "security.protocol": "SASL_PLAINTEXT",
-                "sasl.mechanism": "SCRAM-SHA-512",
-                "sasl.username": "alice",
-                "sasl.password": password,
-            }
+            given = login_settings(kafka.sasl, "alice", password, mechanism="SCRAM-SHA-512")
             async with Admin(given) as admin:
                 assert [user.name for user in await admin.users.list()] == ["alice", "nodes"]
 

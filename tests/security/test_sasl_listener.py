@@ -15,6 +15,7 @@ from ottla.protocol.messages.metadata import MetadataRequest, MetadataResponse
 from ottla.protocol.messages.sasl_authenticate import SaslAuthenticateRequest, SaslAuthenticateResponse
 from ottla.protocol.messages.sasl_handshake import SaslHandshakeRequest, SaslHandshakeResponse
 from ottla.testing.local_node import LocalNode
+from tests.support.principals import login_settings
 from tests.support.wire import CLOSED, WireClient
 
 PLAIN_MODULE = "org.apache.kafka.common.security.plain.PlainLoginModule"
@@ -36,13 +37,7 @@ def node() -> Iterator[LocalNode]:
 
 
 def client_settings(node: LocalNode, user: str, password: str) -> dict[str, str | int]:
-    return {
-        "bootstrap.servers": node.bootstrap_servers,
-        "security.protocol": "SASL_PLAINTEXT",
-        "sasl.mechanisms": "PLAIN",
-        "sasl.username": user,
-        "sasl.password": password,
-    }
+    return login_settings(node.bootstrap_servers, user, password)
 
 
 def test_known_user_writes_and_reads(node: LocalNode) -> None:

@@ -49,6 +49,19 @@ def own_settings(users: Iterable[str]) -> dict[str, str]:
     return {**sasl_settings(users), "listeners": "SASL_PLAINTEXT://127.0.0.1:0,PLAINTEXT://127.0.0.1:0"}
 
 
+def login_settings(
+    address: str, user: str, password: str | None = None, *, mechanism: str = "PLAIN"
+) -> dict[str, str]:
+    """Settings of a client that logs in; the password is the name, if none is given."""
+    return {
+        "bootstrap.servers": address,
+        "security.protocol": "SASL_PLAINTEXT",
+        "sasl.mechanism": mechanism,
+        "sasl.username": user,
+        "sasl.password": user if password is None else password,
+    }
+
+
 class UserClient(WireClient):
     """A connection of a user, who logs in whenever it is opened."""
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import random
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
 from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.coordinator.transaction.config import TransactionConfig
@@ -31,8 +30,8 @@ from ottla.log.producers.state_entry import SENTINEL_GUARD, VerificationGuard
 from ottla.log.producers.state_manager import ProducerStateManager
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
-from ottla.records.control import ControlType, EndTransactionMarker
 from ottla.records.validation import AppendOrigin
+from tests.support.producer_batches import data, end
 
 from .transaction_harness import TXN, TransactionHarness
 
@@ -40,26 +39,6 @@ PARTITIONS = [TopicPartition("t", index) for index in range(3)]
 _TRY_AGAIN = (ErrorCode.CONCURRENT_TRANSACTIONS, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 _REPLACED = (ErrorCode.PRODUCER_FENCED, ErrorCode.INVALID_PRODUCER_ID_MAPPING)
 CONFIG = TransactionConfig(max_epoch=4, two_phase_commit_enabled=True)
-
-
-class Batch(NamedTuple):
-    """What the partition's rules read of a batch of one record."""
-
-    base_offset: int
-    producer_id: int
-    producer_epoch: int
-    base_sequence: int
-    is_transactional: bool = True
-    is_control: bool = False
-    max_timestamp: int = 1
-
-    @property
-    def last_offset(self) -> int:
-        return self.base_offset
-
-    @property
-    def last_sequence(self) -> int:
-        return self.base_sequence
 
 
 @dataclass
@@ -73,18 +52,25 @@ class Partition:
     def __post_init__(self) -> None:
         self.producers = ProducerStateManager(str(self.name))
 
-    def append(self, batch: Batch, entry: tuple[int, int], guard: VerificationGuard) -> None:
-        append = self.producers.analyze([(batch, None)], AppendOrigin.CLIENT, guard=guard)
+    def append(
+        self, producer: ProducerIdAndEpoch, sequence: int, entry: tuple[int, int], guard: VerificationGuard
+    ) -> None:
+        batch = data(*producer, sequence, len(self.log), transactional=True, timestamp=1)
+        append = self.producers.analyze([batch], AppendOrigin.CLIENT, guard=guard)
         if append.duplicate is None:
             self.producers.apply(append)
-            self.log.append((batch.producer_id, entry))
+            self.log.append((producer.id, entry))
 
     def end(self, marker: WriteMarkers) -> None:
-        batch = Batch(len(self.log), *marker.writer, -1, is_control=True)
-        kind = ControlType.COMMIT if marker.commit else ControlType.ABORT
-        record = EndTransactionMarker(kind, marker.coordinator_epoch)
+        batch = end(
+            *marker.writer,
+            len(self.log),
+            commit=marker.commit,
+            coordinator_epoch=marker.coordinator_epoch,
+            timestamp=1,
+        )
         append = self.producers.analyze(
-            [(batch, record)], AppendOrigin.COORDINATOR, transaction_version=marker.client_version
+            [batch], AppendOrigin.COORDINATOR, transaction_version=marker.client_version
         )
         self.producers.apply(append)
         self.producers.on_high_watermark_updated(len(self.log) + 1)
@@ -309,8 +295,7 @@ class TransactionModel:
                 send.asked = True
                 return
             send.asked = False
-            batch = Batch(len(partition.log), *producer, send.sequence)
-            partition.append(batch, (send.attempt.number, send.sequence), send.guard)
+            partition.append(producer, send.sequence, (send.attempt.number, send.sequence), send.guard)
         except KafkaError:
             return
         if not self.loses():

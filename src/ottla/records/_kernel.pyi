@@ -1,5 +1,5 @@
 from collections.abc import Callable, Container, Iterable, Mapping
-from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, final
+from typing import Any, ClassVar, Final, Generic, TypeAlias, TypeVar, final
 
 from typing_extensions import Buffer
 
@@ -18,56 +18,32 @@ class Block:
 
 @final
 class BatchHeader:
-    @property
-    def base_offset(self) -> int: ...
-    @property
-    def batch_length(self) -> int: ...
-    @property
-    def leader_epoch(self) -> int: ...
-    @property
-    def magic(self) -> int: ...
-    @property
-    def crc(self) -> int: ...
-    @property
-    def attributes(self) -> int: ...
-    @property
-    def last_offset_delta(self) -> int: ...
-    @property
-    def base_timestamp(self) -> int: ...
-    @property
-    def max_timestamp(self) -> int: ...
-    @property
-    def producer_id(self) -> int: ...
-    @property
-    def producer_epoch(self) -> int: ...
-    @property
-    def base_sequence(self) -> int: ...
-    @property
-    def count(self) -> int: ...
+    base_offset: Final[int]
+    batch_length: Final[int]
+    leader_epoch: Final[int]
+    magic: Final[int]
+    crc: Final[int]
+    attributes: Final[int]
+    last_offset_delta: Final[int]
+    base_timestamp: Final[int]
+    max_timestamp: Final[int]
+    producer_id: Final[int]
+    producer_epoch: Final[int]
+    base_sequence: Final[int]
+    count: Final[int]
     @staticmethod
     def parse(buf: Buffer, pos: int = 0) -> BatchHeader: ...
-    @property
-    def size(self) -> int: ...
-    @property
-    def last_offset(self) -> int: ...
-    @property
-    def next_offset(self) -> int: ...
-    @property
-    def codec(self) -> Codec: ...
-    @property
-    def timestamp_type(self) -> TimestampType: ...
-    @property
-    def is_transactional(self) -> bool: ...
-    @property
-    def is_control(self) -> bool: ...
-    @property
-    def is_compressed(self) -> bool: ...
-    @property
-    def delete_horizon_ms(self) -> int | None: ...
-    @property
-    def has_producer_id(self) -> bool: ...
-    @property
-    def last_sequence(self) -> int: ...
+    size: Final[int]
+    last_offset: Final[int]
+    next_offset: Final[int]
+    codec: Final[Codec]
+    timestamp_type: Final[TimestampType]
+    is_transactional: Final[bool]
+    is_control: Final[bool]
+    is_compressed: Final[bool]
+    delete_horizon_ms: Final[int | None]
+    has_producer_id: Final[bool]
+    last_sequence: Final[int]
 
 @final
 class Record:
@@ -81,18 +57,12 @@ class Record:
         headers: Iterable[tuple[str, bytes | None]] = (),
         sequence: int = -1,
     ) -> None: ...
-    @property
-    def offset(self) -> int: ...
-    @property
-    def timestamp(self) -> int: ...
-    @property
-    def key(self) -> bytes | None: ...
-    @property
-    def value(self) -> bytes | None: ...
-    @property
-    def headers(self) -> tuple[tuple[str, bytes | None], ...]: ...
-    @property
-    def sequence(self) -> int: ...
+    offset: Final[int]
+    timestamp: Final[int]
+    key: Final[bytes | None]
+    value: Final[bytes | None]
+    headers: Final[tuple[tuple[str, bytes | None], ...]]
+    sequence: Final[int]
 
 def check_batches(
     buf: Buffer,
@@ -286,24 +256,17 @@ class ConsumerRecord(Generic[_K, _V]):
         timestamp_type: int = 0,
         leader_epoch: int = -1,
     ) -> None: ...
-    @property
-    def topic(self) -> str: ...
-    @property
-    def partition(self) -> int: ...
-    @property
-    def offset(self) -> int: ...
-    @property
-    def timestamp(self) -> int: ...
-    @property
-    def timestamp_type(self) -> int: ...
-    @property
-    def leader_epoch(self) -> int: ...
+    topic: Final[str]
+    partition: Final[int]
+    offset: Final[int]
+    timestamp: Final[int]
+    timestamp_type: Final[int]
+    leader_epoch: Final[int]
     @property
     def key(self) -> _K | None: ...
     @property
     def value(self) -> _V | None: ...
-    @property
-    def headers(self) -> tuple[tuple[str, bytes | None], ...]: ...
+    headers: Final[tuple[tuple[str, bytes | None], ...]]
 
 def deserialize(
     records: list[ConsumerRecord[Any, Any]],

@@ -8,11 +8,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from functools import partial
+from typing import Any, Protocol, TypeVar, cast
 
 from ottla.coordinator.share.persister import PersisterResult, ShareState, StateSummary
+from ottla.coordinator.share.service import ShareCoordinatorService
+from ottla.node.api.context import RequestContext
+from ottla.node.api.response_errors import error_for_each_part
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.names import TopicIdPartition
+from ottla.protocol.schema import Request, Response
 from ottla.runtime.clock import Clock
 from ottla.runtime.turns import Turns
 
@@ -36,14 +41,50 @@ class StateTopic(Protocol[P_co]):
     def partitions(self) -> Sequence[P_co]: ...
 
 
-def is_empty(group_id: str, topics: Sequence[StateTopic[object]]) -> bool:
-    """Whether a request names no group, no topic or a topic without partitions: as in Kafka, its response is
-    empty then.
-    """
-    return not group_id or not topics or any(not topic.partitions for topic in topics)
-
-
 PartitionT = TypeVar("PartitionT", bound=StatePartition)
+
+
+def respond(
+    context: RequestContext,
+    request: Request,
+    group_id: str,
+    topics: Sequence[StateTopic[PartitionT]],
+    data: Callable[[PartitionT], D],
+    operation: Callable[
+        [ShareCoordinatorService, str, Mapping[TopicIdPartition, D]], Awaitable[dict[TopicIdPartition, R]]
+    ],
+    fill_in: Callable[[Any, R], None] = lambda _part, _result: None,
+) -> Response | Awaitable[Response]:
+    """Run an operation of the share coordinator for the partitions of a request, with `data` of each. The
+    response, there or to be awaited, has the error of each, and else what `fill_in` sets.
+    """
+    context.require_cluster_action()
+    if not group_id or not topics or any(not topic.partitions for topic in topics):
+        # As in Kafka, where no group, no topic or a topic without partitions is named.
+        empty = error_for_each_part(request, ErrorCode.NONE, None)
+        empty.results = []
+        return cast("Response", empty)
+    run = partial(operation, context.broker.coordinators.share, group_id)
+    return _respond(context.broker.runtime.clock, request, topics, data, run, fill_in)
+
+
+async def _respond(
+    clock: Clock,
+    request: Request,
+    topics: Sequence[StateTopic[PartitionT]],
+    data: Callable[[PartitionT], D],
+    run: Callable[[Mapping[TopicIdPartition, D]], Awaitable[dict[TopicIdPartition, R]]],
+    fill_in: Callable[[Any, R], None],
+) -> Response:
+    results = await run_for_partitions(clock, topics, data, run)
+    response = error_for_each_part(request, ErrorCode.NONE, None)
+    for topic in response.results:
+        for part in topic.partitions:
+            result = results[TopicIdPartition(topic.topic_id, part.partition)]
+            if result.error is ErrorCode.NONE:
+                fill_in(part, result)
+            part.error_code, part.error_message = int(result.error), result.error_message
+    return cast("Response", response)
 
 
 async def run_for_partitions(
@@ -73,21 +114,3 @@ async def run_for_partitions(
                 results[tp] = result
             await turns.pause_if_due()
     return results
-
-
-class StatePartitionResult(Protocol):
-    """One partition in a response that only says whether something was done."""
-
-    partition: int
-    error_code: int
-    error_message: str | None
-
-
-def fill_in(
-    topics: Iterable[StateTopic[StatePartitionResult]], results: Mapping[TopicIdPartition, PersisterResult]
-) -> None:
-    """Fill the results into a response that has their partitions."""
-    for topic in topics:
-        for part in topic.partitions:
-            result = results[TopicIdPartition(topic.topic_id, part.partition)]
-            part.error_code, part.error_message = int(result.error), result.error_message

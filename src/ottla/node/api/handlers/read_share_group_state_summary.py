@@ -8,62 +8,34 @@ Version 1 has the number of completed deliveries (KIP-1226).
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from functools import partial
 
 from ottla.coordinator.share.persister import StateSummary
+from ottla.coordinator.share.service import ShareCoordinatorService
 from ottla.node.api.context import RequestContext
-from ottla.node.api.share_state_requests import is_empty, run_for_partitions
+from ottla.node.api.share_state_requests import respond
 from ottla.protocol.messages.read_share_group_state_summary import (
     PartitionResult,
     ReadShareGroupStateSummaryRequest,
-    ReadShareGroupStateSummaryResponse,
-    ReadStateSummaryResult,
 )
-from ottla.protocol.names import TopicIdPartition
+from ottla.protocol.schema import Response
 
 
 def handle(
     context: RequestContext, request: ReadShareGroupStateSummaryRequest
-) -> ReadShareGroupStateSummaryResponse | Awaitable[ReadShareGroupStateSummaryResponse]:
-    context.require_cluster_action()
-    if is_empty(request.group_id, request.topics):
-        return ReadShareGroupStateSummaryResponse()
-    return _read(context, request)
-
-
-async def _read(
-    context: RequestContext, request: ReadShareGroupStateSummaryRequest
-) -> ReadShareGroupStateSummaryResponse:
-    coordinator = context.broker.coordinators.share
-    results = await run_for_partitions(
-        context.broker.runtime.clock,
+) -> Response | Awaitable[Response]:
+    return respond(
+        context,
+        request,
+        request.group_id,
         request.topics,
         lambda part: part.leader_epoch,
-        partial(coordinator.read_summary, request.group_id),
-    )
-    return ReadShareGroupStateSummaryResponse(
-        results=[
-            ReadStateSummaryResult(
-                topic_id=topic.topic_id,
-                partitions=[
-                    _result(part.partition, results[TopicIdPartition(topic.topic_id, part.partition)])
-                    for part in topic.partitions
-                ],
-            )
-            for topic in request.topics
-        ]
+        ShareCoordinatorService.read_summary,
+        _fill_in,
     )
 
 
-def _result(partition: int, summary: StateSummary) -> PartitionResult:
-    if summary.error:
-        return PartitionResult(
-            partition=partition, error_code=int(summary.error), error_message=summary.error_message
-        )
-    return PartitionResult(
-        partition=partition,
-        state_epoch=summary.state_epoch,
-        leader_epoch=summary.leader_epoch,
-        start_offset=summary.start_offset,
-        delivery_complete_count=summary.delivery_complete_count,
-    )
+def _fill_in(part: PartitionResult, summary: StateSummary) -> None:
+    part.state_epoch = summary.state_epoch
+    part.leader_epoch = summary.leader_epoch
+    part.start_offset = summary.start_offset
+    part.delivery_complete_count = summary.delivery_complete_count

@@ -9,42 +9,27 @@ Version 1 has the number of completed deliveries (KIP-1226).
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from functools import partial
 
 from ottla.coordinator.share.persister import PersisterStateBatch, WriteState
+from ottla.coordinator.share.service import ShareCoordinatorService
 from ottla.node.api.context import RequestContext
-from ottla.node.api.response_errors import error_for_each_part
-from ottla.node.api.share_state_requests import fill_in, is_empty, run_for_partitions
-from ottla.protocol.errors import ErrorCode
+from ottla.node.api.share_state_requests import respond
 from ottla.protocol.messages.write_share_group_state import (
     PartitionData,
     WriteShareGroupStateRequest,
-    WriteShareGroupStateResponse,
 )
+from ottla.protocol.schema import Response
 
 
-def handle(
-    context: RequestContext, request: WriteShareGroupStateRequest
-) -> WriteShareGroupStateResponse | Awaitable[WriteShareGroupStateResponse]:
-    context.require_cluster_action()
-    if is_empty(request.group_id, request.topics):
-        return WriteShareGroupStateResponse()
-    return _write(context, request)
-
-
-async def _write(
-    context: RequestContext, request: WriteShareGroupStateRequest
-) -> WriteShareGroupStateResponse:
-    coordinator = context.broker.coordinators.share
-    results = await run_for_partitions(
-        context.broker.runtime.clock,
+def handle(context: RequestContext, request: WriteShareGroupStateRequest) -> Response | Awaitable[Response]:
+    return respond(
+        context,
+        request,
+        request.group_id,
         request.topics,
         _state,
-        partial(coordinator.write_state, request.group_id),
+        ShareCoordinatorService.write_state,
     )
-    response: WriteShareGroupStateResponse = error_for_each_part(request, ErrorCode.NONE, None)
-    fill_in(response.results, results)
-    return response
 
 
 def _state(part: PartitionData) -> WriteState:

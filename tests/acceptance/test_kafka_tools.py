@@ -289,18 +289,37 @@ def java_tool(both: Both, name: str, *args: str) -> str:
     return both.driver.tool(f"org.apache.kafka.tools.{name}", *args).out
 
 
-def test_a_verifiable_producer_and_consumer_agree(ottla: LocalNode, both: Both, topic: str) -> None:
-    address = ("--bootstrap-server", ottla.bootstrap_servers, "--topic", topic)
-    out = java.run_tool("org.apache.kafka.tools.VerifiableProducer", *address, "--max-messages", "500").out
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_verifiable_producer_and_consumer_agree(
+    ottla: LocalNode, both: Both, topic: str, protocol: str
+) -> None:
+    bootstrap = ("--bootstrap-server", ottla.bootstrap_servers)
+    address = (*bootstrap, "--topic", topic, "--max-messages", "500")
+    out = java.run_tool("org.apache.kafka.tools.VerifiableProducer", *address).out
     assert json.loads(out.splitlines()[-1])["acked"] == 500
     out = java.run_tool(
-        "org.apache.kafka.tools.VerifiableConsumer", *address, "--group-id", topic, "--max-messages", "500"
+        "org.apache.kafka.tools.VerifiableConsumer",
+        *(*address, "--group-id", topic, "--group-protocol", protocol, "--reset-policy", "earliest"),
     ).out
     consumed = [
         event["count"] for event in map(json.loads, out.splitlines()) if event["name"] == "records_consumed"
     ]
     assert sum(consumed) == 500
+    assert '"name":"offsets_committed"' in out
     assert '"name":"shutdown_complete"' in out
+
+    def groups(*args: str) -> str:
+        return both.driver.tool(GROUPS, *bootstrap, *args).text
+
+    described = groups("--describe", "--group", topic)
+    lines = [line.split() for line in described.splitlines() if line.startswith(topic)]
+    assert sum(int(line[3]) for line in lines) == sum(int(line[4]) for line in lines) == 500, described
+    assert {line[5] for line in lines} == {"0"}, described
+    assert "Empty" in groups("--describe", "--group", topic, "--state")
+    reset = groups("--reset-offsets", "--to-earliest", "--topic", topic, "--group", topic, "--execute")
+    assert [line.split()[-1] for line in reset.splitlines() if topic in line] == ["0", "0"]
+    assert groups("--delete-offsets", "--group", topic, "--topic", topic).count("Successful") == 2
+    assert "successful" in groups("--delete", "--group", topic)
 
 
 def test_the_cluster_tool_shows_the_cluster(ottla: LocalNode) -> None:

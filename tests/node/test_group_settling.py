@@ -1,4 +1,4 @@
-"""Apache Kafka's tools and Java share consumers against our share groups; the time in which groups settle."""
+"""The time in which a group of the consumer protocol settles: not by the interval of its heartbeats."""
 
 from __future__ import annotations
 
@@ -8,17 +8,13 @@ from collections.abc import Iterator
 from itertools import pairwise
 
 import pytest
-from confluent_kafka import Consumer, Producer
-from confluent_kafka.admin import AdminClient, NewTopic
-from tests.support.java_driver import JavaDriver
+from confluent_kafka import Consumer
 
+from ottla import blocking
 from ottla.testing.local_node import LocalNode
 
-pytestmark = [pytest.mark.kafka, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
-SHARE_GROUPS = "org.apache.kafka.tools.consumer.group.ShareGroupCommand"
-GROUPS = "org.apache.kafka.tools.GroupsCommand"
-COUNT = 20
 HEARTBEAT_INTERVAL_S = 40
 
 
@@ -33,44 +29,13 @@ def node() -> Iterator[LocalNode]:
         yield running
 
 
-def fill(node: LocalNode, topic: str, partitions: int = 2) -> None:
-    admin = AdminClient({"bootstrap.servers": node.bootstrap_servers})
-    for done in admin.create_topics([NewTopic(topic, partitions, 1)]).values():
-        done.result(60)
-    producer = Producer({"bootstrap.servers": node.bootstrap_servers})
-    for number in range(COUNT):
-        producer.produce(topic, str(number), partition=number % partitions)
-    assert producer.flush(60) == 0
-
-
-def test_the_share_groups_tool(node: LocalNode, java_driver: JavaDriver) -> None:
-    def tool(*args: str) -> str:
-        return java_driver.tool(SHARE_GROUPS, "--bootstrap-server", node.bootstrap_servers, *args).text
-
-    topic = group = "share-tool"
-    fill(node, topic)
-    # Offsets of a group that does not exist yet: this creates it.
-    reset = tool("--reset-offsets", "--to-earliest", "--topic", topic, "--group", group, "--execute")
-    assert [line.split()[-1] for line in reset.splitlines() if topic in line][-2:] == ["0", "0"], reset
-    assert group in tool("--list")
-    assert "Empty" in tool("--describe", "--group", group, "--state")
-    described = tool("--describe", "--group", group)
-    lines = [line.split() for line in described.splitlines() if topic in line and "no active" not in line]
-    assert [(line[2], line[3], line[4]) for line in lines] == [("0", "0", "10"), ("1", "0", "10")], described
-    deleted = tool("--delete-offsets", "--group", group, "--topic", topic)
-    assert "Successful" in deleted, deleted
-    listed = java_driver.tool(GROUPS, "--bootstrap-server", node.bootstrap_servers, "--list", "--share").text
-    assert group in listed
-    assert "successful" in tool("--delete", "--group", group)
-    assert group not in tool("--list")
-
-
 @pytest.mark.parametrize(("members", "apart_s"), [(2, 0.3), (10, 0.0)])
 def test_a_fresh_consumer_group_of_librdkafka_settles_soon(
     node: LocalNode, members: int, apart_s: float
 ) -> None:
     topic = f"settle-{members}"
-    fill(node, topic, partitions=members)
+    with blocking.Admin(node.bootstrap_servers) as admin:
+        admin.topics.create(topic, partitions=members)
     assigned: dict[int, list[tuple[float, int]]] = {index: [] for index in range(members)}
     owned = [0] * members
     done = threading.Event()

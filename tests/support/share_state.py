@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
+from typing import Any
 
-from ottla.protocol.messages import (
-    delete_share_group_state,
-    initialize_share_group_state,
-    read_share_group_state,
-    read_share_group_state_summary,
-    write_share_group_state,
-)
-from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest
 from ottla.protocol.names import SharePartitionKey
+from ottla.protocol.schema import Request
+from tests.support.messages import request_of
 
 SHARE = 2
 AVAILABLE, ACKNOWLEDGED, ARCHIVED = 0, 2, 4
@@ -21,47 +16,30 @@ Batch = tuple[int, int, int, int]
 """First and last offset, delivery state, delivery count."""
 
 
-def find(group: str, topic_id: bytes, partitions: Iterable[int]) -> FindCoordinatorRequest:
+def find(group: str, topic_id: bytes, partitions: Iterable[int]) -> Request:
     keys = [SharePartitionKey(group, topic_id, partition).coordinator_key for partition in partitions]
-    return FindCoordinatorRequest(key_type=SHARE, coordinator_keys=keys)
+    return request_of("FindCoordinator", key_type=SHARE, coordinator_keys=keys)
 
 
-def initialize(
-    group: str, topic_id: bytes, states: Mapping[int, tuple[int, int]]
-) -> initialize_share_group_state.InitializeShareGroupStateRequest:
+def _request(api: str, group: str, topic_id: bytes, partitions: Iterable[dict[str, Any]]) -> Request:
+    return request_of(
+        f"{api}ShareGroupState", group_id=group, topics=[{"topic_id": topic_id, "partitions": partitions}]
+    )
+
+
+def initialize(group: str, topic_id: bytes, states: Mapping[int, tuple[int, int]]) -> Request:
     """Partitions with their state epochs and start offsets."""
-    module = initialize_share_group_state
-    return module.InitializeShareGroupStateRequest(
-        group_id=group,
-        topics=[
-            module.InitializeStateData(
-                topic_id=topic_id,
-                partitions=[
-                    module.PartitionData(partition=partition, state_epoch=epoch, start_offset=start)
-                    for partition, (epoch, start) in states.items()
-                ],
-            )
-        ],
-    )
+    partitions = [
+        {"partition": partition, "state_epoch": epoch, "start_offset": start}
+        for partition, (epoch, start) in states.items()
+    ]
+    return _request("Initialize", group, topic_id, partitions)
 
 
-def read(
-    group: str, topic_id: bytes, epochs: Mapping[int, int]
-) -> read_share_group_state.ReadShareGroupStateRequest:
+def read(group: str, topic_id: bytes, epochs: Mapping[int, int]) -> Request:
     """Partitions with their leader epochs."""
-    module = read_share_group_state
-    return module.ReadShareGroupStateRequest(
-        group_id=group,
-        topics=[
-            module.ReadStateData(
-                topic_id=topic_id,
-                partitions=[
-                    module.PartitionData(partition=partition, leader_epoch=epoch)
-                    for partition, epoch in epochs.items()
-                ],
-            )
-        ],
-    )
+    partitions = [{"partition": partition, "leader_epoch": epoch} for partition, epoch in epochs.items()]
+    return _request("Read", group, topic_id, partitions)
 
 
 def write(
@@ -73,60 +51,26 @@ def write(
     leader_epoch: int = 0,
     start: int = -1,
     complete: int = -1,
-) -> write_share_group_state.WriteShareGroupStateRequest:
-    module = write_share_group_state
-    return module.WriteShareGroupStateRequest(
-        group_id=group,
-        topics=[
-            module.WriteStateData(
-                topic_id=topic_id,
-                partitions=[
-                    module.PartitionData(
-                        partition=partition,
-                        state_epoch=state_epoch,
-                        leader_epoch=leader_epoch,
-                        start_offset=start,
-                        delivery_complete_count=complete,
-                        state_batches=[
-                            module.StateBatch(
-                                first_offset=first,
-                                last_offset=last,
-                                delivery_state=state,
-                                delivery_count=count,
-                            )
-                            for first, last, state, count in batches
-                        ],
-                    )
-                ],
-            )
-        ],
-    )
+) -> Request:
+    names = ("first_offset", "last_offset", "delivery_state", "delivery_count")
+    written = {
+        "partition": partition,
+        "state_epoch": state_epoch,
+        "leader_epoch": leader_epoch,
+        "start_offset": start,
+        "delivery_complete_count": complete,
+        "state_batches": [dict(zip(names, batch, strict=True)) for batch in batches],
+    }
+    return _request("Write", group, topic_id, [written])
 
 
-def delete(
-    group: str, topic_id: bytes, partitions: Iterable[int]
-) -> delete_share_group_state.DeleteShareGroupStateRequest:
-    module = delete_share_group_state
-    return module.DeleteShareGroupStateRequest(
-        group_id=group,
-        topics=[
-            module.DeleteStateData(
-                topic_id=topic_id, partitions=[module.PartitionData(partition=each) for each in partitions]
-            )
-        ],
-    )
+def delete(group: str, topic_id: bytes, partitions: Iterable[int]) -> Request:
+    return _request("Delete", group, topic_id, [{"partition": each} for each in partitions])
 
 
-def summary(
-    group: str, topic_id: bytes, partitions: Sequence[int]
-) -> read_share_group_state_summary.ReadShareGroupStateSummaryRequest:
-    module = read_share_group_state_summary
-    return module.ReadShareGroupStateSummaryRequest(
-        group_id=group,
-        topics=[
-            module.ReadStateSummaryData(
-                topic_id=topic_id,
-                partitions=[module.PartitionData(partition=each, leader_epoch=0) for each in partitions],
-            )
-        ],
-    )
+def summary(group: str, topic_id: bytes, partitions: Iterable[int]) -> Request:
+    topic = {
+        "topic_id": topic_id,
+        "partitions": [{"partition": each, "leader_epoch": 0} for each in partitions],
+    }
+    return request_of("ReadShareGroupStateSummary", group_id=group, topics=[topic])

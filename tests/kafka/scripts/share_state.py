@@ -6,7 +6,7 @@ from ottla.protocol.messages.delete_share_group_state import DeleteShareGroupSta
 from ottla.protocol.messages.delete_topics import DeleteTopicsRequest, DeleteTopicsResponse, DeleteTopicState
 from ottla.protocol.messages.find_coordinator import FindCoordinatorRequest, FindCoordinatorResponse
 from ottla.protocol.messages.initialize_share_group_state import InitializeShareGroupStateRequest
-from ottla.protocol.messages.read_share_group_state import ReadShareGroupStateRequest, ReadStateData
+from ottla.protocol.messages.read_share_group_state import ReadShareGroupStateRequest
 from ottla.protocol.messages.read_share_group_state_summary import (
     ReadShareGroupStateSummaryRequest,
     ReadShareGroupStateSummaryResponse,
@@ -16,6 +16,7 @@ from ottla.protocol.names import SharePartitionKey
 from tests.kafka.scripts.kit import TIMEOUT_MS, UNKNOWN_ID, make_topic, script
 from tests.support import share_state as state
 from tests.support.differential import Session
+from tests.support.messages import request_of
 from tests.support.share_state import ACKNOWLEDGED, ARCHIVED, AVAILABLE, SHARE
 
 _FIRST_VERSION_OF_BATCHES = 4
@@ -142,15 +143,10 @@ def share_states_of_nothing(session: Session) -> None:
             DeleteShareGroupStateRequest,
         ):
             session.ask(f"{group or 'no group'}: {kind.__name__} without topics", kind(group_id=group))
+        whole = {"topic_id": topic_id, "partitions": [{"partition": 0, "leader_epoch": 0}]}
         session.ask(
             f"{group or 'no group'}: a topic without partitions",
-            ReadShareGroupStateRequest(
-                group_id=group,
-                topics=[
-                    ReadStateData(topic_id=topic_id),
-                    *state.read(group, topic_id, {0: 0}).topics,
-                ],
-            ),
+            request_of("ReadShareGroupState", group_id=group, topics=[{"topic_id": topic_id}, whole]),
         )
 
 

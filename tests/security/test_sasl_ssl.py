@@ -64,22 +64,6 @@ def test_ours_and_librdkafka(node: LocalNode) -> None:
     assert values == [b"ours", b"theirs"]
 
 
-@pytest.mark.kafka
-@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
-def test_java(node: LocalNode, java_driver: JavaDriver, mechanism: str) -> None:
-    topic = f"t-{uuid4().hex}"
-    settings = dict(node.client_settings)
-    if mechanism != "PLAIN":
-        settings["sasl.mechanism"] = mechanism
-        module = "org.apache.kafka.common.security.scram.ScramLoginModule"
-        settings["sasl.jaas.config"] = f'{module} required username="alice" password="alice-secret";'
-    config = {name.replace(".", "_"): value for name, value in settings.items()}
-    with java_driver.producer(node.bootstrap_servers, **config) as producer:
-        producer.send([Message(topic, b"hello")])
-    consumed = java_driver.consume(node.bootstrap_servers, topic, **config)
-    assert [record.value for record in consumed.records] == [b"hello"]
-
-
 def connections_to(port: int) -> set[int]:
     """The local ports of the connections to a port of this machine."""
     tables = (Path("/proc/net", name) for name in ("tcp", "tcp6"))

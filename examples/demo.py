@@ -1,10 +1,11 @@
 """The demo: an online shop on topics and Spark. A task and the node are killed; nothing is lost or doubled.
 
-Run it with `make demo`. It starts a node as a process of its own, sends the shop's events with the
-idempotent producer, and runs the pipeline of `examples/shop/pipeline.py` over them: clean, dead-letter,
-join, window, aggregate, exactly once. Half-way it kills the Python workers of Spark's tasks and then the
-node, both with SIGKILL. At the end everything is read back and counted against what the generator knows,
-and a page with charts is written to demo-output/. Exit status 0 means that every count was right.
+Run it with `make demo`. It starts a node as a process of its own, registers the schema of orders, sends the
+shop's events with the idempotent producer, and runs the pipeline of `examples/shop/pipeline.py` over them:
+typed columns, clean, dead-letter, join, window, aggregate, exactly once. Half-way it kills the Python workers
+of Spark's tasks and then the node, both with SIGKILL. At the end everything is read back and counted against
+what the generator knows, and a page with charts is written to demo-output/. Exit status 0 means that every
+count was right.
 """
 
 from __future__ import annotations
@@ -24,13 +25,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from shop.events import HOUR, SHOP_DAY, TOPICS, Shop
+from shop.events import HOUR, ORDER_SCHEMA, SHOP_DAY, TOPICS, Event, Order, Shop
 from shop.report import Measured, Outcome, write_report
 
 import ottla
 from ottla.client.consumer import TopicPartition
 from ottla.client.producer import Delivery
 from ottla.runtime.disk import RealDisk
+from ottla.serdes import Avro
 from ottla.testing.cluster_plan import free_ports
 
 EVENTS = int(os.environ.get("DEMO_EVENTS", "150000"))
@@ -38,6 +40,8 @@ EVENTS_PER_SECOND = 3_000
 PARTITIONS = 3
 OUTPUT = Path("demo-output")
 CLEAN = tuple(f"shop.clean.{topic}" for topic in TOPICS)
+CLEAN_ORDERS = CLEAN[0]
+QUERIES = 4
 DEAD_LETTERS, REVENUE = "shop.dead-letters", "shop.revenue"
 BEGAN = time.perf_counter()
 
@@ -68,13 +72,17 @@ class NodeProcess:
         self._data_dir = data_dir
         self.log = data_dir.with_name("node.log")
         self._process: subprocess.Popen[str] | None = None
-        # Not one that the system gives to others while the node is away.
-        self.bootstrap_servers = f"127.0.0.1:{free_ports(1)[0]}"
+        # None that the system gives to others while the node is away.
+        port, http_port = free_ports(2)
+        self.bootstrap_servers = f"127.0.0.1:{port}"
+        self._http = f"http://127.0.0.1:{http_port}"
+        self.registry = f"{self._http}/schema-registry"
 
     def start(self) -> str:
         """Start the node; returns the line that it prints when it is ready."""
         command = [sys.executable, "-m", "ottla", "start", "--data-dir", str(self._data_dir)]
-        command += ["--listen", self.bootstrap_servers]
+        command += ["--listen", self.bootstrap_servers, "--set", f"http.listener={self._http}"]
+        command += ["--set", f"table.schema.registry.url={self.registry}"]
         with self.log.open("a") as log:
             self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log, text=True)
         assert self._process.stdout is not None
@@ -112,7 +120,7 @@ class SparkProcess:
         self.restarts = 0
         self.started: set[str] = set()
         program = Path(__file__).parent / "shop" / "pipeline.py"
-        command = [sys.executable, str(program), node.bootstrap_servers]
+        command = [sys.executable, str(program), node.bootstrap_servers, node.registry]
         command += [str(work / "checkpoints"), str(work / "table")]
         self._log_file = self.log.open("w")
         self.process = subprocess.Popen(
@@ -196,10 +204,10 @@ class Watch:
             self.samples.append((self.now(), self.produced, self.seen))
             await asyncio.sleep(0.5)
 
-    async def tail(self, bootstrap: str) -> None:
+    async def tail(self, node: NodeProcess, orders: Avro) -> None:
         """Read committed records, as any consumer would, and measure the time since they were sent."""
         settings = {"isolation_level": "read_committed", "auto_offset_reset": "earliest"}
-        async with ottla.Consumer(bootstrap, **settings) as consumer:
+        async with ottla.Consumer(node.bootstrap_servers, **settings) as consumer:
             consumer.assign(
                 [(topic, partition) for topic in (*CLEAN, DEAD_LETTERS) for partition in range(PARTITIONS)]
             )
@@ -208,14 +216,37 @@ class Watch:
                 self.seen += table.num_rows
                 now_ms = int(time.time() * 1000)
                 # One in fifty is enough, and takes little CPU time.
-                for value in table.column("value").to_pylist()[::50]:
-                    _, found, sent = value.rpartition(b'"sent":')
-                    if found:
-                        self.latencies.append((self.now(), now_ms - int(sent.rstrip(b"}"))))
+                for row in table.to_pylist()[::50]:
+                    sent_ms = time_sent(row["topic"], row["value"], orders)
+                    if sent_ms is not None:
+                        self.latencies.append((self.now(), now_ms - sent_ms))
+
+
+def time_sent(topic: str, value: bytes, orders: Avro) -> int | None:
+    """When a clean event was sent; None for a dead letter."""
+    if topic == CLEAN_ORDERS:
+        return int(orders.decode(topic, value).sent.timestamp() * 1000)
+    _, found, sent = value.rpartition(b'"sent":')
+    return int(sent.rstrip(b"}")) if found else None
+
+
+def register_orders(node: NodeProcess) -> None:
+    """Register the schema of orders, as somebody would who is about to deploy programs that use it."""
+    for topic in ("orders", CLEAN_ORDERS):
+        command = [sys.executable, "-m", "ottla", "schemas", "register", f"{topic}-value", str(ORDER_SCHEMA)]
+        done = subprocess.run([*command, "--registry", node.registry], capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"the schema was not registered: {done.stderr}")
+        say(f"schema registered: {done.stdout.strip()}")
 
 
 async def produce(
-    node: NodeProcess, shop: Shop, watch: Watch, half: asyncio.Event, go_on: asyncio.Event
+    node: NodeProcess,
+    shop: Shop,
+    orders: Avro,
+    watch: Watch,
+    half: asyncio.Event,
+    go_on: asyncio.Event,
 ) -> list[str]:
     """Send the events of the day at their pace; calls back at noon. Returns failures, of which there should
     be none.
@@ -227,25 +258,37 @@ async def produce(
             failures.append(str(error))
 
     settings = {"linger_ms": 20, "batch_size": 65_536, "delivery_timeout_ms": 120_000}
-    async with ottla.Producer(node.bootstrap_servers, **settings) as producer:
+    async with (
+        ottla.Producer(node.bootstrap_servers, **settings) as plain,
+        ottla.Producer(node.bootstrap_servers, value_serializer=orders, **settings) as typed,
+    ):
+
+        def send(event: Event) -> None:
+            producer = typed if isinstance(event.value, Order) else plain
+            handle = producer.send_nowait(
+                event.topic, event.value, key=event.key, timestamp=event.timestamp_ms
+            )
+            handle.add_done_callback(delivered)
+
         began = time.perf_counter()
         for number, event in enumerate(shop):
             if number % 100 == 0:
+                await typed.ready("orders")
                 for topic in TOPICS:
-                    await producer.ready(topic)
+                    await plain.ready(topic)
                 ahead = number / EVENTS_PER_SECOND - (time.perf_counter() - began)
                 await asyncio.sleep(max(ahead, 0))
                 watch.produced = number
-            topic, key, value, timestamp = event
-            producer.send_nowait(topic, value, key=key, timestamp=timestamp).add_done_callback(delivered)
+            send(event)
             if number == EVENTS // 2:
                 half.set()
                 paused = time.perf_counter()
                 await go_on.wait()
                 began += time.perf_counter() - paused
-        for topic, key, value, timestamp in shop.closing():
-            producer.send_nowait(topic, value, key=key, timestamp=timestamp).add_done_callback(delivered)
-        await producer.flush()
+        for event in shop.closing():
+            send(event)
+        await plain.flush()
+        await typed.flush()
         watch.produced = sum(shop.truth.sent.values())
     return failures
 
@@ -294,24 +337,27 @@ async def read_all(node: NodeProcess, topic: str) -> list[dict[str, object]]:
                 raise SystemExit(f"{topic}: nothing came for 2 s before its end")
 
 
-async def count(node: NodeProcess, shop: Shop, table: Path) -> Outcome:
+async def count(node: NodeProcess, shop: Shop, orders: Avro, table: Path) -> Outcome:
     """Compare all output of the pipeline with the truth of the generator."""
     import pyarrow.dataset as ds
 
     truth = shop.truth
     outcome = Outcome()
     for topic in TOPICS:
-        rows = await read_all(node, f"shop.clean.{topic}")
-        outcome.compare(
-            f"shop.clean.{topic}", truth.good[topic], Counter(json.loads(row["value"])["id"] for row in rows)
-        )
+        name = f"shop.clean.{topic}"
+        values = [row["value"] for row in await read_all(node, name)]
+        if topic == "orders":
+            ids = Counter(orders.decode(name, value).id for value in values)
+        else:
+            ids = Counter(json.loads(value)["id"] for value in values)
+        outcome.compare(name, truth.good[topic], ids)
     dead = await read_all(node, DEAD_LETTERS)
     reasons: Counter[str] = Counter()
     letters: Counter[tuple[str, bytes]] = Counter()
     for row in dead:
         headers = {header["key"]: header["value"].decode() for header in row["headers"]}
-        reasons[headers["reason"]] += 1
-        letters[headers["topic"], row["value"]] += 1
+        reasons[headers["ottla.expectation"]] += 1
+        letters[headers["ottla.source.topic"], row["value"]] += 1
     outcome.compare(DEAD_LETTERS, truth.bad, letters)
     outcome.check("reasons of dead letters", dict(truth.reasons), dict(reasons))
     windows = [json.loads(row["value"]) for row in await read_all(node, REVENUE)]
@@ -321,15 +367,11 @@ async def count(node: NodeProcess, shop: Shop, table: Path) -> Outcome:
     outcome.check("orders and cents of every window", dict(truth.revenue), totals)
     outcome.windows = sorted((key[0], key[1], cents) for key, (_, cents) in totals.items())
     files = files_of(table)
-    ids = ds.dataset(files, format="parquet").to_table(columns=["id"]).column("id").to_pylist()
-    outcome.compare("Parquet table of orders", truth.good["orders"], Counter(ids))
+    rows = ds.dataset(files, format="parquet").to_table(columns=["id"]).column("id").to_pylist()
+    outcome.compare("Parquet table of orders", truth.good["orders"], Counter(rows))
     return outcome
 
 
-ORDER_SCHEMA = {
-    "type": "object",
-    "properties": {"id": {"type": "integer"}, "category": {"type": "string"}, "cents": {"type": "integer"}},
-}
 SQL = """
 select category, count(*) as orders, sum(cents) as cents
 from orders group by category order by cents desc limit 1
@@ -344,13 +386,8 @@ async def query_as_table(node: NodeProcess, shop: Shop, outcome: Outcome, wareho
     from ottla.tables.catalog import has_catalog, open_catalog
     from ottla.tables.settings import CatalogSettings, table_name
 
-    topic = "shop.clean.orders"
-    settings = {
-        "table.format": "iceberg",
-        "table.freshness.ms": "500",
-        "table.schema.type": "json",
-        "table.schema": json.dumps(ORDER_SCHEMA),
-    }
+    topic = CLEAN_ORDERS
+    settings = {"table.format": "iceberg", "table.freshness.ms": "500", "table.schema.type": "registry"}
     async with ottla.Admin(node.bootstrap_servers) as admin:
         await admin.configs.alter(ResourceType.TOPIC, topic, set=settings)
     wanted, catalog = len(shop.truth.good["orders"]), CatalogSettings(warehouse=str(warehouse))
@@ -398,24 +435,29 @@ async def main(work: Path, page: Path) -> int:
     say(node.start().partition(", data")[0])
     spark: SparkProcess | None = None
     watch = Watch()
+    orders = Avro(node.registry, ORDER_SCHEMA.read_text(), type=Order)
     # The day is in the past: brokers refuse timestamps that are too far in the future.
-    shop = Shop(EVENTS, int(time.time() * 1000) - SHOP_DAY - 6 * HOUR)
+    shop = Shop(
+        EVENTS,
+        int(time.time() * 1000) - SHOP_DAY - 6 * HOUR,
+        lambda order: orders.encode("orders", order)[0],
+    )
     try:
         async with ottla.Admin(node.bootstrap_servers) as admin:
             for topic in (*TOPICS, *CLEAN, DEAD_LETTERS, REVENUE):
                 await admin.topics.create(topic, partitions=PARTITIONS)
-        say("starting Spark and its three queries, which takes a minute on a slow machine")
+        register_orders(node)
+        say("starting Spark and its four queries, which takes a minute on a slow machine")
         spark = SparkProcess(node, work)
         background = [
-            asyncio.create_task(each)
-            for each in (spark.follow(), watch.sample(), watch.tail(node.bootstrap_servers))
+            asyncio.create_task(each) for each in (spark.follow(), watch.sample(), watch.tail(node, orders))
         ]
         follow = background[0]
-        await until(lambda: len(spark.started) == 3, 180, "Spark did not start", spark)
-        say("Spark runs three queries: clean, revenue, table")
+        await until(lambda: len(spark.started) == QUERIES, 180, "Spark did not start", spark)
+        say(f"Spark runs {QUERIES} queries: {', '.join(sorted(spark.started))}")
         half, go_on = asyncio.Event(), asyncio.Event()
         began = time.perf_counter()
-        sending = asyncio.create_task(produce(node, shop, watch, half, go_on))
+        sending = asyncio.create_task(produce(node, shop, orders, watch, half, go_on))
         say(f"sending {EVENTS:,} events of a day in the shop, {EVENTS_PER_SECOND:,} a second")
         await asyncio.wait(
             [sending, noon := asyncio.create_task(half.wait())], return_when=asyncio.FIRST_COMPLETED
@@ -434,7 +476,7 @@ async def main(work: Path, page: Path) -> int:
         say(f"the pipeline is through, {sum(spark.batches.values())} batches; now counting")
         for task in background[1:]:
             task.cancel()
-        outcome = await count(node, shop, work / "table")
+        outcome = await count(node, shop, orders, work / "table")
         answer = await query_as_table(node, shop, outcome, work / "node-tables")
         outcome.check("failed sends", [], failures)
         outcome.check("exit status of the pipeline", 0, status)

@@ -1,12 +1,14 @@
-"""The shop's pipeline: three streaming queries over topics, in one Spark program.
+"""The shop's pipeline: four streaming queries over topics, in one Spark program.
 
-    orders, payments, clicks --clean--> shop.clean.*  and  shop.dead-letters
+    orders --orders--> shop.clean.orders  and  shop.dead-letters
+    payments, clicks --events--> shop.clean.*  and  shop.dead-letters
     shop.clean.orders + shop.clean.payments --revenue--> shop.revenue
     shop.clean.orders --table--> a Parquet table
 
-Every topic is written exactly once. A query that fails is started again from its checkpoint. The program
-tells what it does as lines of JSON, and ends when it reads `finish`, after everything that is there has
-gone through.
+Orders are Avro: their columns are those of the schema that the registry has, when they are read and when
+they are written. Payments and clicks are JSON. Every topic is written exactly once. A query that fails is
+started again from its checkpoint. The program tells what it does as lines of JSON, and ends when it reads
+`finish`, after everything that is there has gone through.
 """
 
 from __future__ import annotations
@@ -17,14 +19,21 @@ import sys
 import threading
 import time
 
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.streaming import StreamingQuery, StreamingQueryListener
 
+from ottla.spark.expectations import expect_or_dead_letter, source_record
 from ottla.spark.session import session
 
-EVENT = "id long, customer string, category string, cents long, order long, page string, at long, sent long"
-TOO_LATE_MS = 30 * 60_000
+QUERIES = ("orders", "events", "revenue", "table")
+EVENT = "id long, customer string, cents long, order long, page string, at long, sent long"
+IS_COMPLETE = """
+    event.id is not null and event.customer is not null and event.at is not null and case source.topic
+    when 'payments' then event.order is not null and event.cents is not null else event.page is not null end
+"""
+DEAD_LETTERS = "shop.dead-letters"
+TOO_LATE = "interval 30 minutes"
 WATERMARK = "3 hours"
 MAX_RESTARTS = 10
 
@@ -32,9 +41,12 @@ MAX_RESTARTS = 10
 class Pipeline:
     """The brokers and directories; each method after the first is one query."""
 
-    def __init__(self, spark: SparkSession, brokers: str, checkpoints: str, table: str) -> None:
+    def __init__(
+        self, spark: SparkSession, brokers: str, registry: str, checkpoints: str, table: str
+    ) -> None:
         self.spark = spark
         self.brokers = brokers
+        self.avro = {"valueFormat": "avro", "schemaRegistry": registry}
         self.checkpoints = checkpoints
         self.table_path = table
 
@@ -54,35 +66,40 @@ class Pipeline:
             .options(**options)
         )
 
-    def clean(self):
-        """Split records into good ones, cleaned, and bad ones, unchanged, with the reason in a header."""
-        records = self.topics("orders,payments,clicks", columns="key,value,topic,partition,offset,timestamp")
-        read = records.withColumn("event", F.from_json(F.col("value").cast("string"), EVENT))
-        checked = read.withColumn("reason", _reason())
-        tidied = F.col("event").withField("category", F.lower(F.trim("event.category")))
-        headers = F.array(
-            _header("reason", F.col("reason")),
-            _header("topic", F.col("topic")),
-            _header("partition", F.col("partition").cast("string")),
-            _header("offset", F.col("offset").cast("string")),
+    def orders(self):
+        """Clean the orders. What does not fit the schema is a dead letter, and so is what is no order for
+        other reasons.
+        """
+        columns = "key,value,topic,partition,offset,timestamp,valueBytes,_error"
+        records = self.topics("orders", columns=columns, includeBytes="true", **self.avro)
+        tidied = F.col("value").withField("category", F.lower(F.trim("value.category")))
+        rows = records.select(source_record(typed=True), "key", tidied.alias("value"), "_error")
+        checked = _checked(
+            rows, "_error is null", "value.cents > 0", f"source.timestamp <= value.at + {TOO_LATE}"
         )
-        is_good = F.col("reason").isNull()
-        rows = checked.select(
-            "key",
-            F.when(is_good, F.to_json(tidied).cast("binary")).otherwise(F.col("value")).alias("value"),
-            F.when(is_good, F.concat(F.lit("shop.clean."), "topic"))
-            .otherwise(F.lit("shop.dead-letters"))
-            .alias("topic"),
-            F.when(~is_good, headers).alias("headers"),
+        return self.to_topic(checked, topic="shop.clean.orders", **self.avro)
+
+    def events(self):
+        """Clean payments and clicks in the same way: each good one goes to a topic of its kind."""
+        records = self.topics("payments,clicks", columns="key,value,topic,partition,offset,timestamp")
+        event = F.from_json(F.col("value").cast("string"), EVENT)
+        checked = _checked(
+            records.select(source_record(), "key", event.alias("event")),
+            IS_COMPLETE,
+            "source.topic = 'clicks' or event.cents > 0",
+            f"source.timestamp <= timestamp_millis(event.at) + {TOO_LATE}",
         )
-        return self.to_topic(rows)
+        topic = F.concat(F.lit("shop.clean."), "source.topic")
+        return self.to_topic(checked.withColumn("topic", topic).withColumn("value", F.to_json("event")))
 
     def revenue(self):
         """Join orders with their payments; sum up what was paid within the hour by window and category."""
-        orders = self._events("shop.clean.orders").select(
-            F.col("id").alias("number"), "category", "cents", F.col("time").alias("ordered")
+        orders = self._clean_orders().select(
+            F.col("id").alias("number"), "category", "cents", F.col("at").alias("ordered")
         )
-        payments = self._events("shop.clean.payments").select("order", F.col("time").alias("paid"))
+        event = F.from_json(F.col("value").cast("string"), EVENT)
+        payments = self.topics("shop.clean.payments", columns="value").select(event.alias("event"))
+        payments = payments.select("event.order", F.timestamp_millis("event.at").alias("paid"))
         joined = orders.withWatermark("ordered", WATERMARK).join(
             payments.withWatermark("paid", WATERMARK),
             F.expr("number = order and paid >= ordered and paid <= ordered + interval 1 hour"),
@@ -96,31 +113,22 @@ class Pipeline:
 
     def table(self):
         """Write every good order as a row of a Parquet table."""
-        rows = self._events("shop.clean.orders").select("id", "customer", "category", "cents", "time")
+        rows = self._clean_orders().select("id", "customer", "category", "cents", "at")
         return rows.writeStream.format("parquet").option("path", self.table_path)
 
-    def _events(self, topic: str) -> DataFrame:
-        event = F.from_json(F.col("value").cast("string"), EVENT)
-        events = self.topics(topic, columns="value").select(event.alias("event")).select("event.*")
-        return events.withColumn("time", F.timestamp_millis("at"))
+    def _clean_orders(self) -> DataFrame:
+        return self.topics("shop.clean.orders", columns="value", **self.avro).select("value.*")
 
 
-def _reason() -> Column:
-    """The reason why a record is bad; null for a good one."""
-    event, topic = F.col("event"), F.col("topic")
-    missing = event.isNull() | event.id.isNull() | event.customer.isNull() | event.at.isNull()
-    missing |= (topic == "orders") & (event.category.isNull() | event.cents.isNull())
-    missing |= (topic == "payments") & (event.order.isNull() | event.cents.isNull())
-    missing |= (topic == "clicks") & event.page.isNull()
-    return (
-        F.when(missing, "incomplete")
-        .when((topic != "clicks") & (event.cents <= 0), "bad amount")
-        .when(F.unix_millis("timestamp") - event.at > TOO_LATE_MS, "too late")
-    )
-
-
-def _header(name: str, value: Column) -> Column:
-    return F.struct(F.lit(name).alias("key"), value.cast("binary").alias("value"))
+def _checked(rows: DataFrame, is_complete: str, costs_something: str, is_in_time: str) -> DataFrame:
+    """Set rows that break a rule aside, with the name of the first one in a header of the dead letter."""
+    for name, rule in (
+        ("incomplete", is_complete),
+        ("bad amount", costs_something),
+        ("too late", is_in_time),
+    ):
+        rows = rows.transform(expect_or_dead_letter(name, rule, topic=DEAD_LETTERS))
+    return rows
 
 
 class Reporter(StreamingQueryListener):
@@ -151,7 +159,7 @@ def listen(finish: threading.Event) -> None:
         os._exit(1)
 
 
-def main(brokers: str, checkpoints: str, table: str) -> None:
+def main(brokers: str, registry: str, checkpoints: str, table: str) -> None:
     conf = {
         "spark.sql.shuffle.partitions": "2",
         "spark.sql.session.timeZone": "UTC",
@@ -160,8 +168,8 @@ def main(brokers: str, checkpoints: str, table: str) -> None:
     }
     spark = session("local[2,4]", name="shop", conf=conf)  # 2 tasks at a time; a task may fail 3 times
     spark.streams.addListener(Reporter())
-    pipeline = Pipeline(spark, brokers, checkpoints, table)
-    queries = {name: pipeline.start(name) for name in ("clean", "revenue", "table")}
+    pipeline = Pipeline(spark, brokers, registry, checkpoints, table)
+    queries = {name: pipeline.start(name) for name in QUERIES}
     finish = threading.Event()
     threading.Thread(target=listen, args=(finish,), daemon=True).start()
     restarts = 0

@@ -6,10 +6,12 @@ import json
 import urllib.request
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 from urllib.parse import quote
 
 import pytest
 from tests.node.registry_calls import CONTENT_TYPE, RegistryClient, record
+from tests.support.rows import for_each
 
 from ottla.testing.local_node import LocalNode
 
@@ -144,6 +146,32 @@ def test_content_types(registry: RegistryClient) -> None:
         assert registry.call("POST", "/subjects/kinds/versions", STRING, content_type=kind)[0] == 415
 
 
+@for_each(
+    ("accept", "kind"),
+    [
+        ("*/*", CONTENT_TYPE),
+        ("application/*", CONTENT_TYPE),
+        ("text/html, image/gif, *; q=.2, */*; q=.2", CONTENT_TYPE),
+        ("application/json, application/vnd.schemaregistry.v1+json", CONTENT_TYPE),
+        ("application/json, application/vnd.schemaregistry.v1+json; q=0.5", "application/json"),
+        (
+            "application/vnd.schemaregistry.v2+json; q=0.1, application/vnd.schemaregistry+json; q=0.9",
+            "application/vnd.schemaregistry+json",
+        ),
+        ("text/*", None),
+        ("application/octet-stream", None),
+        ("application/json; q=0", None),
+    ],
+)
+def test_an_answer_has_the_type_that_the_client_likes_best(
+    registry: RegistryClient, accept: str, kind: str | None
+) -> None:
+    found = registry.call("GET", "/subjects", accept=accept)
+    if kind is None:
+        assert found == (406, {"error_code": 406, "message": "HTTP 406 Not Acceptable"})
+    assert registry.content_type == (kind or CONTENT_TYPE)
+
+
 def test_the_server_says_what_it_is(registry: RegistryClient) -> None:
     assert registry.get("/") == {}
     assert sorted(registry.get("/schemas/types")) == ["AVRO", "JSON", "PROTOBUF"]
@@ -151,6 +179,7 @@ def test_the_server_says_what_it_is(registry: RegistryClient) -> None:
     assert clusters["schema-registry-cluster"] == "schema-registry"
     assert len(clusters["kafka-cluster"]) == 22
     assert registry.get("/v1/metadata/version")["version"].startswith("ottla ")
+    assert registry.get("/v1/metadata/deployment") == {}
 
 
 def test_a_version_is_deleted_softly_and_then_for_good(registry: RegistryClient) -> None:
@@ -225,6 +254,130 @@ def test_a_reference_to_the_latest_version_is_one_to_its_number(registry: Regist
     registry.register("latest-whole", record("Whole", part="Part"), references=references)
     found = registry.get("/subjects/latest-whole/versions/1")
     assert found["references"] == [{"name": "Part", "subject": "latest-part", "version": 1}]
+
+
+def test_a_new_schema_does_not_refer_to_what_is_deleted(registry: RegistryClient) -> None:
+    registry.register("gone-part", record("Gone", a="int"))
+    body = {
+        "schema": json.dumps(record("Whole", part="Gone")),
+        "references": [{"name": "Gone", "subject": "gone-part", "version": 1}],
+    }
+    registry.ok("POST", "/subjects/gone-whole/versions", body)
+    registry.ok("DELETE", "/subjects/gone-whole")
+    registry.ok("DELETE", "/subjects/gone-part")
+    code, text = registry.refused("POST", "/subjects/gone-whole/versions", body)
+    assert code == 42201
+    assert 'No schema reference found for subject "gone-part" and version 1' in text
+    assert registry.ok("POST", "/subjects/gone-whole?deleted=true", body)["version"] == 1
+
+
+def test_a_schema_of_avro_is_found_with_what_it_refers_to_inside(registry: RegistryClient) -> None:
+    registry.register("inner-a", record("A", a="int"))
+    registry.register("inner-b", record("B", b="int"))
+    references = [{"name": each, "subject": f"inner-{each.lower()}", "version": 1} for each in "AB"]
+    body = {"schema": json.dumps(record("Outer", a="A", b="B")), "references": references}
+    found = registry.ok("POST", "/subjects/outer/versions?normalize=true", body)
+    whole = {"schema": json.dumps(record("Outer", a=record("A", a="int"), b=record("B", b="int")))}
+    for other in (whole, body | {"references": references[::-1]}):
+        assert registry.ok("POST", "/subjects/outer?normalize=true", other)["id"] == found["id"]
+        assert registry.ok("POST", "/subjects/outer/versions?normalize=true", other)["id"] == found["id"]
+    assert registry.refused("POST", "/subjects/outer", body | {"references": references[:1]})[0] == 42201
+
+
+def test_references_are_shown_with_their_context_if_that_is_asked_for(registry: RegistryClient) -> None:
+    registry.register(":.refs:part", record("P", a="int"))
+    reference = {"name": "P", "subject": "part", "version": 1}
+    body = {"schema": json.dumps(record("R", p="P")), "references": [reference]}
+    schema_id = registry.ok("POST", "/subjects/:.refs:whole/versions", body)["id"]
+    for path in (f"/schemas/ids/{schema_id}?subject=:.refs:whole", "/subjects/:.refs:whole/versions/1?"):
+        assert registry.get(path)["references"] == [reference]
+        shown = registry.get(f"{path}&referenceFormat=qualified")["references"]
+        assert shown == [reference | {"subject": ":.refs:part"}]
+
+
+def test_an_alias_stands_for_its_subject(registry: RegistryClient) -> None:
+    registered = registry.register("aliased", "string")
+    registry.ok("PUT", "/config/the-alias", {"alias": "aliased"})
+    assert registry.get("/subjects/the-alias/versions/1")["subject"] == "aliased"
+    assert registry.get(f"/schemas/ids/{registered}?subject=the-alias")["subject"] == "aliased"
+    assert registry.register("the-alias", "string") == registered
+    assert registry.get("/config/the-alias") == {"alias": "aliased", "compatibilityLevel": "BACKWARD"}
+    assert "the-alias" not in registry.get("/subjects")
+    listed = registry.get("/schemas?subjectPrefix=the-alias&aliases=true")
+    assert [(each["subject"], each["aliases"]) for each in listed] == [("aliased", ["the-alias"])]
+    assert registry.get("/schemas?subjectPrefix=the-alias") == []
+    registry.register(":.other:b", "string")
+    for alias in ("b", ":.other:b"):
+        registry.ok("PUT", "/config/:.other:a", {"alias": alias})
+        assert registry.get("/contexts/.other/subjects/a/versions/latest")["subject"] == ":.other:b"
+
+
+def test_an_incompatible_schema_may_be_forced(registry: RegistryClient) -> None:
+    registry.register("forced", record("F", a="int"))
+    other = {"schema": json.dumps(record("F", a="string"))}
+    assert registry.refused("POST", "/subjects/forced/versions", other)[0] == 409
+    assert registry.ok("POST", "/subjects/forced/versions?force=true", other)["version"] == 2
+
+
+def test_confluent_version_tells_versions_of_one_schema_apart(registry: RegistryClient) -> None:
+    text = json.dumps(record("V", a="int"))
+
+    def body(version: int = 0, named: str | None = None) -> dict[str, object]:
+        properties = {} if named is None else {"metadata": {"properties": {"confluent:version": named}}}
+        return {"schema": text, **({"version": version} if version else {}), **properties}
+
+    def registered(**more: Any) -> int:
+        return int(registry.ok("POST", "/subjects/cv/versions", body(**more))["version"])
+
+    def found(**more: Any) -> int:
+        return int(registry.ok("POST", "/subjects/cv", body(**more))["version"])
+
+    assert [registered(), registered(version=-1), registered(version=2), registered(version=-1)] == [
+        1,
+        1,
+        2,
+        2,
+    ]
+    assert [found(), found(named="1"), found(named="2")] == [1, 1, 2]
+    assert registry.refused("POST", "/subjects/cv/versions", body(version=2))[0] == 42201
+    registry.ok("DELETE", "/subjects/cv/versions/1")
+    assert found() == 2
+    assert [registered(), registered(version=3), registered(named="2"), registered(named="-1")] == [
+        2,
+        3,
+        2,
+        4,
+    ]
+
+
+def test_fields_that_are_reserved_are_kept_free(registry: RegistryClient) -> None:
+    def body(reserved: str, **fields: str) -> dict[str, object]:
+        return {
+            "schema": json.dumps(record("Reserved", **fields)),
+            "metadata": {"properties": {"confluent:reserved": reserved}},
+        }
+
+    registry.ok("PUT", "/config/reserved", {"validateFields": True, "compatibility": "NONE"})
+    code, text = registry.refused("POST", "/subjects/reserved/versions", body("a, b", a="int"))
+    assert code == 409
+    assert "The new schema has field that conflicts with the reserved field a." in text
+    assert "{validateFields: 'true', compatibility: 'NONE'}" in text
+    registry.ok("POST", "/subjects/reserved/versions", body("b", a="int"))
+    code, text = registry.refused("POST", "/subjects/reserved/versions", body("c", a="int"))
+    assert "has reserved field b removed from its metadata" in text
+    registry.ok("PUT", "/config/reserved", {"validateFields": False})
+    registry.ok("POST", "/subjects/reserved/versions", body("c", a="int"))
+
+
+def test_a_subject_may_take_schemas_as_they_are(registry: RegistryClient) -> None:
+    wrong = record("Wrong")
+    wrong["fields"] = [{"name": "a", "type": "int", "default": "none"}]
+    body = {"schema": json.dumps(wrong)}
+    assert registry.refused("POST", "/subjects/lenient/versions", body)[0] == 42201
+    assert registry.refused("POST", "/subjects/lenient", body)[0] == 40401
+    registry.ok("PUT", "/config/lenient", {"validateNewSchemas": False})
+    assert registry.ok("POST", "/compatibility/subjects/lenient/versions", body) == {"is_compatible": True}
+    assert registry.ok("POST", "/subjects/lenient/versions", body)["version"] == 1
 
 
 def test_compatibility_is_checked_before_and_at_registration(registry: RegistryClient) -> None:
@@ -315,6 +468,9 @@ def test_contexts_have_subjects_and_ids_of_their_own(registry: RegistryClient) -
     assert registry.get("/subjects/:.staging:s/versions") == [1]
     assert registry.get("/subjects?subjectPrefix=:.staging:") == [":.staging:s"]
     assert ":.staging:s" in registry.get("/subjects")
+    assert ":.staging:s" not in registry.get("/subjects?subjectPrefix=")
+    assert ":.staging:s" not in [each["subject"] for each in registry.get("/schemas")]
+    assert ":.staging:s" in [each["subject"] for each in registry.get("/schemas?subjectPrefix=:*:")]
     assert registry.get("/subjects/s/versions/1")["subject"] == ":.staging:s"
     assert registry.get("/contexts/staging/schemas/ids/1")["schema"] == '"string"'
     assert registry.get("/schemas/ids/1?subject=:.staging:")["schema"] == '"string"'

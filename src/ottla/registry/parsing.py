@@ -87,14 +87,16 @@ class _Budget:
 
 def source_of(state: RegistryState, schema: StoredSchema) -> SchemaSource:
     """What a stored schema is parsed from. RegistryError if something that it refers to is gone."""
-    return _source(state, schema, _Budget(), {}, _MAX_DEPTH)
+    return _source(state, schema, _Budget(), {}, _MAX_DEPTH, deleted=True)
 
 
 def referenced_sources(
-    state: RegistryState, subject: str, references: Sequence[SchemaReference]
+    state: RegistryState, subject: str, references: Sequence[SchemaReference], *, deleted: bool
 ) -> tuple[tuple[str, SchemaSource], ...]:
-    """What a new schema of a subject refers to. RegistryError if there is no such version."""
-    return _references(state, subject, references, _Budget(), {}, _MAX_DEPTH)
+    """What a schema of a subject refers to, perhaps to soft-deleted versions, too. RegistryError if there is
+    no such version.
+    """
+    return _references(state, subject, references, _Budget(), {}, _MAX_DEPTH, deleted)
 
 
 def _references(
@@ -104,16 +106,17 @@ def _references(
     budget: _Budget,
     known: dict[tuple[str, int], SchemaSource],
     depth: int,
+    deleted: bool,
 ) -> tuple[tuple[str, SchemaSource], ...]:
     parent, found = QualifiedSubject.parse(subject), []
     for each in references:
         name = str(parent.child(each.subject))
-        schema = state.version(name, each.version, deleted=True)
+        schema = state.version(name, each.version, deleted=deleted)
         if schema is None:
             raise RegistryError.invalid_schema(
-                f'No schema reference found for subject "{each.subject}" and version {each.version}'
+                f'No schema reference found for subject "{name}" and version {each.version}'
             )
-        found.append((each.name, _source(state, schema, budget, known, depth - 1)))
+        found.append((each.name, _source(state, schema, budget, known, depth - 1, deleted)))
     return tuple(found)
 
 
@@ -123,6 +126,7 @@ def _source(
     budget: _Budget,
     known: dict[tuple[str, int], SchemaSource],
     depth: int,
+    deleted: bool,
 ) -> SchemaSource:
     key = (schema.subject, schema.version)
     if key in known:
@@ -130,7 +134,7 @@ def _source(
     if depth <= 0:
         raise RegistryError.invalid_schema("The references of the schema are nested too deeply.")
     budget.take(schema.text)
-    references = _references(state, schema.subject, schema.references, budget, known, depth)
+    references = _references(state, schema.subject, schema.references, budget, known, depth, deleted)
     known[key] = SchemaSource.of(SchemaType(schema.schema_type), schema.text, references)
     return known[key]
 
@@ -158,6 +162,13 @@ class SchemaParser:
         )
         self._keep(parsed)
         return text
+
+    async def top_level_fields(self, client: Hashable, source: SchemaSource) -> frozenset[str]:
+        names, parsed = await self._work.run(
+            client, _cost_us([source]), _top_level_fields, source, self._known([source])
+        )
+        self._keep(parsed)
+        return names
 
     async def differences(
         self,
@@ -225,6 +236,11 @@ def _formatted_text(source: SchemaSource, name: str, known: _Parsed) -> tuple[st
         return schema.formatted_text(name), {source.key: schema}
     except (InvalidSchemaError, RecursionError) as error:
         raise RegistryError.invalid_schema(str(error) or "The schema is nested too deeply.") from None
+
+
+def _top_level_fields(source: SchemaSource, known: _Parsed) -> tuple[frozenset[str], _Parsed]:
+    schema = _parse(source, dict(known))
+    return schema.top_level_fields(), {source.key: schema}
 
 
 def _parse(source: SchemaSource, parsed: _Parsed) -> ParsedSchema:

@@ -8,7 +8,7 @@ request lasts.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, islice
 from typing import Any, Final, Generic, Protocol, TypeVar
@@ -34,6 +34,7 @@ from ottla.schemas.definitions import SchemaReference, SchemaType
 T = TypeVar("T")
 
 LATEST: Final = -1
+_RESERVED: Final = "confluent:reserved"
 _MAX_VERSION: Final = 2**31 - 1
 # Schemas with their texts in one answer, as Confluent's has it.
 _MAX_LISTED_SCHEMAS: Final = 1000
@@ -169,12 +170,9 @@ class _Work:
     ) -> list[str]:
         key = (level.encode(), new.key, *(each.key for each in earlier))
         if key not in self.differences:
-            found = await self.parser.differences(
+            self.differences[key] = await self.parser.differences(
                 self.client, CompatibilityLevel(level), new, earlier, versions
             )
-            if found:
-                found = [*found, f"{{validateFields: 'false', compatibility: '{level}'}}"]
-            self.differences[key] = found
         return self.differences[key]
 
 
@@ -199,15 +197,17 @@ class Registry:
     # Schemas
 
     async def register(
-        self, client: Hashable, subject: str, request: SchemaRequest, *, normalize: bool
+        self, client: Hashable, subject: str, request: SchemaRequest, *, normalize: bool, force: bool = False
     ) -> JsonObject:
-        """Register a schema under a subject; the answer has its id. One that is there comes from memory."""
+        """Register a schema under a subject, with `force` also an incompatible one; the answer has its id.
+        One that is there comes from memory.
+        """
         if not QualifiedSubject.parse(subject).is_valid():
             raise RegistryError.invalid_subject(subject)
         work = _Work(client, self._parser)
 
         async def decide(state: RegistryState) -> Changes[JsonObject]:
-            return await _register(state, work, subject, request, normalize=normalize)
+            return await _register(state, work, subject, request, normalize=normalize, force=force)
 
         await self._store.open()
         try:
@@ -262,7 +262,9 @@ class Registry:
         try:
             if not request.text.strip():
                 raise RegistryError.invalid_schema("Empty schema")
-            source = await _canonical_source(state, work, subject, request, normalize=normalize)
+            source, request = await _canonical(
+                state, work, subject, request, normalize=normalize, is_new=True
+            )
             messages = await _differences(state, work, subject, source, request.metadata, earlier)
         except RegistryError as error:
             if not verbose or error.code != 42201:
@@ -428,10 +430,22 @@ def by_guid(state: RegistryState, guid: str) -> list[tuple[str, StoredSchema]]:
 
 
 def listed(
-    state: RegistryState, prefix: str, page: Page, *, deleted: bool, latest_only: bool, rule_type: str
+    state: RegistryState,
+    prefix: str,
+    page: Page,
+    *,
+    deleted: bool,
+    latest_only: bool,
+    rule_type: str,
+    more: Iterable[str] = (),
 ) -> list[StoredSchema]:
+    """Schemas of the subjects that begin with a text, and of `more` subjects."""
+    names: Iterable[str] = state.names(prefix)
+    if more:
+        names = sorted({*names, *more})
+
     def all_of() -> Any:
-        for name in state.names(prefix):
+        for name in names:
             found = state.versions(name) if deleted else state.active(name)
             yield from found[-1:] if latest_only else found
 
@@ -469,6 +483,21 @@ def with_metadata(
     if not state.has(subject, deleted=deleted):
         raise RegistryError.subject_not_found(subject)
     raise RegistryError.schema_not_found()
+
+
+def without_alias(state: RegistryState, subject: str) -> str:
+    """The subject that a name stands for, if it is an alias of one."""
+    alias = state.stored_config(subject).get("alias")
+    return subject if not alias else str(QualifiedSubject.parse(subject).child(alias))
+
+
+def aliases(state: RegistryState, prefix: str) -> dict[str, list[str]]:
+    """The aliases that begin with a text, by the subjects that they stand for."""
+    found: dict[str, list[str]] = {}
+    for name in state.configured(prefix):
+        if (subject := without_alias(state, name)) != name:
+            found.setdefault(subject, []).append(name)
+    return found
 
 
 def config(state: RegistryState, subject: str | None, *, in_scope: bool) -> JsonObject:
@@ -528,19 +557,26 @@ def _with_latest_references(state: RegistryState, subject: str, request: SchemaR
     return replace(request, references=tuple(resolved(each) for each in request.references))
 
 
-async def _canonical_source(
-    state: RegistryState, work: _Work, subject: str, request: SchemaRequest, *, normalize: bool
-) -> SchemaSource:
-    """The schema of a request in the text that is kept. RegistryError 42201 if it is none."""
+async def _canonical(
+    state: RegistryState, work: _Work, subject: str, request: SchemaRequest, *, normalize: bool, is_new: bool
+) -> tuple[SchemaSource, SchemaRequest]:
+    """The schema of a request in the form that is kept. RegistryError 42201 if it is none; one that `is_new`
+    is checked for more, and refers only to what is not deleted.
+    """
+    scope = state.config_in_scope(subject)
+    # What comes from another registry stays as it is there.
+    is_import = state.mode_in_scope(subject) in _IMPORTING
+    is_new = is_new and not is_import and scope.get("validateNewSchemas") is not False
+    normalize = (normalize or scope.get("normalize") is True) and not is_import
     request = _with_latest_references(state, subject, request)
-    references = referenced_sources(state, subject, request.references)
-    source = SchemaSource.of(request.schema_type, request.text, references, is_new=True)
-    normalize = normalize or state.config_in_scope(subject).get("normalize") is True
-    if state.mode_in_scope(subject) in _IMPORTING:
-        # What comes from another registry stays as it is there.
-        source, normalize = SchemaSource.of(request.schema_type, request.text, references), False
+    if normalize:
+        unique = dict.fromkeys(request.references)
+        in_order = sorted(unique, key=lambda each: (each.subject, each.version))
+        request = replace(request, references=tuple(in_order))
+    references = referenced_sources(state, subject, request.references, deleted=not is_new)
+    source = SchemaSource.of(request.schema_type, request.text, references, is_new=is_new)
     text = await work.canonical_text(source, normalize=normalize)
-    return SchemaSource.of(request.schema_type, text, references, is_new=source.is_new)
+    return SchemaSource.of(request.schema_type, text, references, is_new=is_new), request
 
 
 async def _differences(
@@ -552,30 +588,62 @@ async def _differences(
     earlier: Sequence[StoredSchema],
 ) -> list[str]:
     scope = state.config_in_scope(subject)
+    level, validates = scope["compatibilityLevel"], scope.get("validateFields") is True
+    found = await _reserved_fields(work, source, metadata, earlier) if validates else []
     group = scope.get("compatibilityGroup")
     if group is not None:
         wanted = (metadata or {}).get("properties", {}).get(group)
         earlier = [
             each for each in earlier if (each.metadata or {}).get("properties", {}).get(group) == wanted
         ]
-    level = scope["compatibilityLevel"]
-    if level == "NONE":
-        return []
-    if not level.endswith("_TRANSITIVE"):
-        earlier = earlier[-1:]
-    sources = [source_of(state, each) for each in earlier]
-    return await work.compare(level, source, sources, [each.version for each in earlier])
+    if level != "NONE":
+        earlier = earlier if level.endswith("_TRANSITIVE") else earlier[-1:]
+        sources = [source_of(state, each) for each in earlier]
+        found += await work.compare(level, source, sources, [each.version for each in earlier])
+    if found:
+        found.append(f"{{validateFields: '{str(validates).lower()}', compatibility: '{level}'}}")
+    return found
 
 
-def _same_content(new: StoredSchema, old: StoredSchema) -> bool:
-    """Whether it is the same schema, but for the version that Confluent's metadata may have."""
-    return (
-        new.text == old.text
-        and new.schema_type == old.schema_type
-        and new.references == old.references
-        and _without_version(new.metadata) == _without_version(old.metadata)
-        and (new.rule_set or None) == (old.rule_set or None)
-    )
+async def _reserved_fields(
+    work: _Work, source: SchemaSource, metadata: JsonObject | None, earlier: Sequence[StoredSchema]
+) -> list[str]:
+    """What a schema does to the fields that metadata reserve for later."""
+    reserved = _reserved(metadata)
+    gone = (_reserved(earlier[-1].metadata) if earlier else set()) - reserved
+    found = [
+        f"The new schema has reserved field {name} removed from its metadata which is present in the old "
+        "schema's metadata."
+        for name in sorted(gone)
+    ]
+    taken = reserved & await work.parser.top_level_fields(work.client, source) if reserved else set()
+    return found + [
+        f"The new schema has field that conflicts with the reserved field {name}." for name in sorted(taken)
+    ]
+
+
+def _reserved(metadata: JsonObject | None) -> set[str]:
+    names = (metadata or {}).get("properties", {}).get(_RESERVED, "")
+    return {name.strip() for name in names.split(",") if name.strip()}
+
+
+def _has_same_facts(new: StoredSchema, old: StoredSchema) -> bool:
+    """Whether type, metadata and rules are the same. A version that metadata have may be in one of them only,
+    if it is that of the old schema.
+    """
+    if new.schema_type != old.schema_type or new.rule_set != old.rule_set:
+        return False
+    named, of_old = _confluent_version(new.metadata), _confluent_version(old.metadata)
+    if (named is None) == (of_old is None):
+        return new.metadata == old.metadata
+    if named is not None and named != str(old.version):
+        return False
+    return _without_version(new.metadata) == _without_version(old.metadata)
+
+
+def _confluent_version(metadata: JsonObject | None) -> str | None:
+    found: str | None = (metadata or {}).get("properties", {}).get(CONFLUENT_VERSION)
+    return found
 
 
 def _without_version(metadata: JsonObject | None) -> JsonObject:
@@ -586,10 +654,37 @@ def _without_version(metadata: JsonObject | None) -> JsonObject:
     return found | ({"properties": properties} if properties else {})
 
 
-def _find(state: RegistryState, new: StoredSchema, *, deleted: bool) -> StoredSchema | None:
-    """The version of its subject that is this schema; the latest of several."""
-    found = reversed(state.versions(new.subject) if deleted else state.active(new.subject))
-    return next((each for each in found if _same_content(new, each)), None)
+async def _find(
+    state: RegistryState, work: _Work, new: StoredSchema, *, deleted: bool, latest_only: bool = False
+) -> StoredSchema | None:
+    """The version of its subject that is this schema: the latest that is exactly this one, or the latest that
+    differs in how it is written only.
+    """
+    candidates = state.versions(new.subject) if deleted else state.active(new.subject)
+    candidates = candidates[-1:] if latest_only else candidates[::-1]
+    exact = (each for each in candidates if each.schema_type == new.schema_type and each.guid == new.guid)
+    found = next(exact, None)
+    if found is not None:
+        return found
+    for each in candidates:
+        if not _has_same_facts(new, each):
+            continue
+        if new.references == each.references:
+            if new.text == each.text:
+                return each
+        elif not new.references and new.text == await _resolved_text(state, work, each):
+            return each
+    return None
+
+
+async def _resolved_text(state: RegistryState, work: _Work, schema: StoredSchema) -> str | None:
+    """A schema of Avro with all that it refers to inside of it, as some serializers send it."""
+    if schema.schema_type != SchemaType.AVRO.value:
+        return None
+    try:
+        return await work.parser.formatted_text(work.client, source_of(state, schema), "resolved")
+    except RegistryError:
+        return None
 
 
 def _stored(subject: str, request: SchemaRequest, source: SchemaSource) -> StoredSchema:
@@ -634,20 +729,19 @@ async def _look_up(
     for name in names:
         if name != subject and not state.has(name, deleted=True):
             continue
-        wanted = _with_latest_references(state, name, request)
-        if not wanted.text.strip():
+        if not request.text.strip():
             break
         try:
-            source = await _canonical_source(state, work, name, wanted, normalize=normalize)
+            source, wanted = await _canonical(state, work, name, request, normalize=normalize, is_new=False)
         except RegistryError:
             if name == subject:
                 raise
             continue
         new = _stored(name, wanted, source)
-        found = _find(state, new, deleted=deleted)
+        found = await _find(state, work, new, deleted=deleted)
         if found is None:
             completed = _completed(new, state.config_in_scope(name), state.latest(name))
-            found = _find(state, completed, deleted=deleted)
+            found = await _find(state, work, completed, deleted=deleted)
         if found is not None:
             return found
     if not state.has(subject, deleted=deleted):
@@ -656,16 +750,27 @@ async def _look_up(
 
 
 async def _register(
-    state: RegistryState, work: _Work, subject: str, request: SchemaRequest, *, normalize: bool
+    state: RegistryState,
+    work: _Work,
+    subject: str,
+    request: SchemaRequest,
+    *,
+    normalize: bool,
+    force: bool,
 ) -> Changes[JsonObject]:
     scope = state.config_in_scope(subject)
     given = request
-    request = _with_latest_references(state, subject, request)
     is_forced = any(name in scope for name in (*_CONFIG_METADATA, *_CONFIG_RULES))
     if request.text.strip() and not is_forced:
         # One that is there already needs no right to write, as in a subject that is read-only.
-        source = await _canonical_source(state, work, subject, request, normalize=normalize)
-        known = _find(state, _stored(subject, request, source), deleted=False)
+        source, wanted = await _canonical(state, work, subject, request, normalize=normalize, is_new=False)
+        known = await _find(
+            state,
+            work,
+            _stored(subject, wanted, source),
+            deleted=False,
+            latest_only=request.version == LATEST,
+        )
         if known is not None and _is_asked_for(known, request):
             return Changes(_registered(known, given))
     _check_mode(state, subject, request)
@@ -683,7 +788,9 @@ async def _register(
             schema_type=SchemaType(previous.schema_type),
             references=previous.references,
         )
-    source = await _canonical_source(state, work, subject, request, normalize=normalize)
+    source, request = await _canonical(
+        state, work, subject, request, normalize=normalize, is_new=request.id < 0
+    )
     new = _stored(subject, request, source)
     if not is_import:
         new = _completed(new, scope, previous)
@@ -692,10 +799,10 @@ async def _register(
             new = replace(new, metadata=with_confluent_version(new.metadata, new_version))
     context = QualifiedSubject.parse(subject).context
     if request.version == 0:
-        known = _find(state, new, deleted=False)
+        known = await _find(state, work, new, deleted=False)
         if known is not None and request.id in (-1, known.id):
             return Changes(_registered(known, given))
-    if not is_import:
+    if not is_import and not force:
         messages = await _differences(state, work, subject, source, new.metadata, active)
         if messages:
             raise RegistryError.incompatible(subject, messages)
@@ -735,7 +842,7 @@ def _id_for(state: RegistryState, context: str, new: StoredSchema) -> int:
             raise RegistryError.store("There are no more ids.")
         return state.max_id(context) + 1
     owners = state.with_id(context, new.id)
-    if owners and not (owners[0].text == new.text and owners[0].references == new.references):
+    if owners and owners[0].content() != new.content():
         raise RegistryError.not_permitted(
             f"Overwrite new schema with id {new.id} in context {_in_context(new.subject)} is not permitted."
         )

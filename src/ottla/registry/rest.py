@@ -17,8 +17,15 @@ from urllib.parse import parse_qsl, unquote
 from ottla.registry import registry as queries
 from ottla.registry.errors import RegistryError
 from ottla.registry.registry import Page, Registry, SchemaRequest, parse_version
+from ottla.registry.state import RegistryState
 from ottla.registry.stored import JsonObject, StoredSchema
-from ottla.registry.subjects import DEFAULT_CONTEXT, QualifiedSubject, context_prefix
+from ottla.registry.subjects import (
+    CONTEXT_PREFIX,
+    DEFAULT_CONTEXT,
+    WILDCARD,
+    QualifiedSubject,
+    context_prefix,
+)
 from ottla.runtime.heavy_work import HeavyWork
 from ottla.runtime.http_server import (
     HttpProblem,
@@ -29,9 +36,9 @@ from ottla.runtime.http_server import (
 from ottla.schemas.definitions import SchemaType
 
 CONTENT_TYPE: Final = "application/vnd.schemaregistry.v1+json"
-_JSON_TYPES: Final = frozenset(
-    (CONTENT_TYPE, "application/vnd.schemaregistry+json", "application/json", "application/octet-stream")
-)
+# Those of answers, the one that is preferred first.
+_PRODUCED: Final = (CONTENT_TYPE, "application/vnd.schemaregistry+json", "application/json")
+_CONSUMED: Final = frozenset((*_PRODUCED, "application/octet-stream"))
 _MAX_BODY_BYTES: Final = 4 * 1024 * 1024
 # What reading or writing JSON takes on a slow core.
 _BYTES_PER_US: Final = 20
@@ -66,6 +73,7 @@ class _Call:
     query: dict[str, list[str]]
     # The prefix of the context that the path begins with; None if it names none.
     context: str | None
+    takes_alias: bool
     body: Any = None
 
     @property
@@ -78,6 +86,13 @@ class _Call:
         return self.qualified(self.parts["subject"])
 
     @property
+    def aliased(self) -> str:
+        """The subject that may be given by an alias; empty if there is none."""
+        if self.takes_alias and "subject" in self.parts:
+            return self.subject
+        return self.subject_of_id if "id" in self.parts and self.text("subject") else ""
+
+    @property
     def scope(self) -> str | None:
         """The subject of settings; None is global, as the default context is."""
         text = self.parts.get("subject")
@@ -86,9 +101,15 @@ class _Call:
         return self.qualified(text) or None
 
     def qualified(self, subject: str) -> str:
-        if not subject.startswith((":.", ":*:")):
+        if not subject.startswith((CONTEXT_PREFIX, WILDCARD)):
             subject = (self.context or "") + subject
         return str(QualifiedSubject.parse(subject))
+
+    @property
+    def prefix(self) -> str:
+        """What subjects of a list begin with."""
+        prefix = self.text("subjectPrefix")
+        return prefix if prefix.startswith((CONTEXT_PREFIX, WILDCARD)) else (self.context or "") + prefix
 
     @property
     def version(self) -> int:
@@ -127,6 +148,7 @@ def _number(text: str) -> int:
 
 _Answer: TypeAlias = "Callable[[RegistryApi, _Call], Awaitable[object]]"
 _NO_CONTENT: Final = object()
+_NOT_ACCEPTABLE: Final = 406
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,7 +190,9 @@ class RegistryApi:
 
     async def _handle(self, request: HttpServerRequest, path: str) -> HttpServerResponse:
         try:
+            _content_type(request)
             answer, call = _find(request, path)
+            await self._resolve_alias(call)
             if request.method in ("POST", "PUT"):
                 call.body = await self._body(request, call.client)
             return await self._response(await answer(self, call), request, 200, call.client)
@@ -179,9 +203,17 @@ class RegistryApi:
             found = {"error_code": problem.status, "message": problem.text}
             return await self._response(found, request, problem.status, "errors")
 
+    async def _resolve_alias(self, call: _Call) -> None:
+        """Have a name that is an alias mean its subject; settings are those of the alias itself."""
+        name = call.aliased
+        if name:
+            found = await self._registry.read(lambda state: queries.without_alias(state, name))
+            if found != name:
+                call.parts["subject"], call.query["subject"], call.context = found, [found], None
+
     async def _body(self, request: HttpServerRequest, client: str) -> Any:
         kind = (request.headers.get("content-type") or "").partition(";")[0].strip().lower()
-        if kind not in _JSON_TYPES:
+        if kind not in _CONSUMED:
             raise RegistryError(415, "HTTP 415 Unsupported Media Type")
         data = await request.read()
         if sum(map(data.count, (b",", b"[", b"{"))) > _MAX_VALUES:
@@ -202,12 +234,7 @@ class RegistryApi:
         self._answers[status] += 1
         if found is _NO_CONTENT:
             return HttpServerResponse(status)
-        accepted = request.headers.get("accept") or ""
-        kind = (
-            "application/json"
-            if "application/json" in accepted and CONTENT_TYPE not in accepted
-            else CONTENT_TYPE
-        )
+        kind = CONTENT_TYPE if status == _NOT_ACCEPTABLE else _content_type(request)
         if isinstance(found, _Text):
             data = found.text.encode("utf-8", "replace")
         else:
@@ -238,7 +265,12 @@ class RegistryApi:
     async def _response_of(self, call: _Call, schema: StoredSchema) -> JsonObject:
         """A schema as the body of an answer, in the format that the request asks for."""
         text = await self._text_of(call, schema)
-        return {**schema.to_response(), "schema": text.text}
+        answer = {**schema.to_response(), "schema": text.text}
+        parent = QualifiedSubject.parse(schema.subject)
+        if call.text("referenceFormat") == "qualified" and parent.context != DEFAULT_CONTEXT:
+            for each in answer.get("references", ()):
+                each["subject"] = str(parent.child(each["subject"]))
+        return answer
 
     # The server
 
@@ -251,6 +283,9 @@ class RegistryApi:
 
     async def _metadata_version(self, _: _Call) -> JsonObject:
         return {"version": f"ottla {self._version}", "commitId": ""}
+
+    async def _metadata_deployment(self, _: _Call) -> JsonObject:
+        return {}
 
     async def _contexts(self, call: _Call) -> list[str]:
         found = await self._registry.read(lambda state: state.contexts)
@@ -269,20 +304,27 @@ class RegistryApi:
         return [each.value for each in (SchemaType.JSON, SchemaType.PROTOBUF, SchemaType.AVRO)]
 
     async def _schemas(self, call: _Call) -> list[JsonObject]:
-        prefix = call.text("subjectPrefix")
-        if call.context is not None and not prefix.startswith((":.", ":*:")):
-            prefix = call.context + prefix
-        found = await self._registry.read(
-            lambda state: queries.listed(
+        prefix = call.prefix
+
+        def query(state: RegistryState) -> tuple[list[StoredSchema], dict[str, list[str]]]:
+            aliases = queries.aliases(state, prefix) if call.flag("aliases") else {}
+            found = queries.listed(
                 state,
                 prefix,
                 call.page,
                 deleted=call.flag("deleted"),
                 latest_only=call.flag("latestOnly"),
                 rule_type=call.text("ruleType"),
+                more=aliases,
             )
-        )
-        return [each.to_response() for each in found if self._may_read(call, each.subject)]
+            return found, aliases
+
+        found, aliases = await self._registry.read(query)
+        return [
+            each.to_response() | ({"aliases": aliases[each.subject]} if each.subject in aliases else {})
+            for each in found
+            if self._may_read(call, each.subject)
+        ]
 
     async def _owners(self, call: _Call, *, deleted: bool) -> list[StoredSchema]:
         found = await self._registry.read(
@@ -334,11 +376,8 @@ class RegistryApi:
     # Subjects
 
     async def _subjects(self, call: _Call) -> list[str]:
-        prefix = call.text("subjectPrefix")
-        if call.context is not None and not prefix.startswith((":.", ":*:")):
-            prefix = call.context + prefix
-        elif "subjectPrefix" not in call.query:
-            prefix = queries.ALL_CONTEXTS
+        is_given = call.context is not None or "subjectPrefix" in call.query
+        prefix = call.prefix if is_given else queries.ALL_CONTEXTS
         found = await self._registry.read(
             lambda state: queries.subjects(
                 state, prefix, deleted=call.flag("deleted"), deleted_only=call.flag("deletedOnly")
@@ -389,6 +428,7 @@ class RegistryApi:
             call.subject,
             SchemaRequest.parse(call.body),
             normalize=call.flag("normalize"),
+            force=call.flag("force"),
         )
 
     async def _of_version(self, call: _Call, *, deleted: bool) -> StoredSchema:
@@ -399,13 +439,7 @@ class RegistryApi:
         )
 
     async def _version_of(self, call: _Call) -> JsonObject:
-        found = await self._of_version(call, deleted=call.flag("deleted"))
-        answer = await self._response_of(call, found)
-        parent = QualifiedSubject.parse(found.subject)
-        if call.text("referenceFormat") == "qualified" and parent.context != DEFAULT_CONTEXT:
-            for each in answer.get("references", ()):
-                each["subject"] = str(parent.child(each["subject"]))
-        return answer
+        return await self._response_of(call, await self._of_version(call, deleted=call.flag("deleted")))
 
     async def _text_of_version(self, call: _Call) -> _Text:
         return await self._text_of(call, await self._of_version(call, deleted=call.flag("deleted")))
@@ -481,6 +515,7 @@ _ROUTES: Final[dict[str, dict[str, _Answer]]] = {
     "": {"GET": RegistryApi._root},
     "v1/metadata/id": {"GET": RegistryApi._metadata_id},
     "v1/metadata/version": {"GET": RegistryApi._metadata_version},
+    "v1/metadata/deployment": {"GET": RegistryApi._metadata_deployment},
     "contexts": {"GET": RegistryApi._contexts},
     "contexts/{context}": {"DELETE": RegistryApi._delete_context},
     "schemas": {"GET": RegistryApi._schemas},
@@ -533,6 +568,36 @@ def _context(text: str) -> str:
         raise RegistryError(400, str(error)) from None
 
 
+def _content_type(request: HttpServerRequest) -> str:
+    """The type of an answer that the client likes best. RegistryError if it takes none of them."""
+    given = request.headers.get("accept")
+    if given is None or given == "*/*":
+        return CONTENT_TYPE
+    ranked: list[tuple[float, int, int]] = []
+    for each in given.split(","):
+        wanted, *parameters = (part.strip().lower() for part in each.split(";"))
+        main, _, detail = wanted.partition("/")
+        for place, kind in enumerate(_PRODUCED):
+            if kind == wanted or (main == "application" and detail == "*") or main == "*":
+                is_exact = kind == wanted
+                ranked.append((_quality(parameters), is_exact, -place))
+    quality, _, place = max(ranked, default=(0.0, 0, 0))
+    if not quality:
+        raise RegistryError(_NOT_ACCEPTABLE, "HTTP 406 Not Acceptable")
+    return _PRODUCED[-place]
+
+
+def _quality(parameters: Sequence[str]) -> float:
+    for each in parameters:
+        name, _, value = each.partition("=")
+        if name.strip() == "q":
+            try:
+                return float(value)
+            except ValueError:
+                return 0.0
+    return 1.0
+
+
 def _find(request: HttpServerRequest, path: str) -> tuple[_Answer, _Call]:
     parts = (
         [unquote(part, errors="replace") for part in path.strip("/").split("/")] if path.strip("/") else []
@@ -553,7 +618,7 @@ def _find(request: HttpServerRequest, path: str) -> tuple[_Answer, _Call]:
             query.setdefault(name, []).append(value)
     except ValueError:
         raise RegistryError(400, "There are too many parameters.") from None
-    return answer, _Call(request, named, query, context)
+    return answer, _Call(request, named, query, context, "subjects" in parts[:2])
 
 
 def _match(parts: list[str]) -> tuple[dict[str, _Answer], dict[str, str]]:

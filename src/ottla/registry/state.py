@@ -19,7 +19,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, TypeAlias
 
 from ottla.registry.stored import JsonObject, StoredSchema
-from ottla.registry.subjects import DEFAULT_CONTEXT, GLOBAL_CONTEXT, WILDCARD, QualifiedSubject
+from ottla.registry.subjects import (
+    CONTEXT_PREFIX,
+    DEFAULT_CONTEXT,
+    GLOBAL_CONTEXT,
+    WILDCARD,
+    QualifiedSubject,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -234,17 +240,19 @@ class RegistryState:
         return self._sorted
 
     def names(self, prefix: str) -> Iterator[str]:
-        """The subjects that begin with a text, in order; `:*:` before it are all contexts."""
+        """The subjects that begin with a text, in order: of the default context, unless the text names
+        another one; `:*:` before it are all.
+        """
         if not prefix.startswith(WILDCARD):
             names = self._names
             at = bisect_left(names, prefix)
             while at < len(names) and names[at].startswith(prefix):
-                yield names[at]
+                if _begins(names[at], prefix):
+                    yield names[at]
                 at += 1
             return
-        rest = prefix[len(WILDCARD) :]
         for name in self._names:
-            if not rest or QualifiedSubject.parse(name).subject.startswith(rest):
+            if _begins(name, prefix):
                 yield name
 
     def subjects_in(self, subject: str | None) -> Iterator[str]:
@@ -353,6 +361,10 @@ class RegistryState:
     def stored_config(self, subject: str | None) -> JsonObject:
         return self._configs.get(subject, {})
 
+    def configured(self, prefix: str) -> list[str]:
+        """The subjects that have a configuration and begin with a text, as with `names`."""
+        return sorted(name for name in self._configs if name is not None and _begins(name, prefix))
+
     def config_in_scope(self, subject: str | None) -> JsonObject:
         """The configuration that holds for a subject."""
         own = None if subject is None else self._configs.get(subject)
@@ -388,6 +400,13 @@ class RegistryState:
         """Where the settings of a subject are looked for if it has none: its context, and then all."""
         context = None if subject is None else QualifiedSubject.parse(subject).prefix or None
         return context, _GLOBAL_SETTINGS
+
+
+def _begins(name: str, prefix: str) -> bool:
+    if prefix.startswith(WILDCARD):
+        return QualifiedSubject.parse(name).subject.startswith(prefix[len(WILDCARD) :])
+    in_default = not prefix.startswith(CONTEXT_PREFIX)
+    return name.startswith(prefix) and not (in_default and name.startswith(CONTEXT_PREFIX))
 
 
 def _checked(value: object) -> Mapping[str, Any]:

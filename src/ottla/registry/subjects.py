@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 DEFAULT_CONTEXT: Final = "."
 GLOBAL_CONTEXT: Final = ".__GLOBAL"
 """The context whose configuration and mode hold where neither a subject nor its context has one."""
+CONTEXT_PREFIX: Final = ":."
 WILDCARD: Final = ":*:"
 _RESERVED: Final = ("__GLOBAL", "__EMPTY")
 
@@ -28,7 +29,7 @@ class QualifiedSubject(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> QualifiedSubject:
-        if text.startswith(":."):
+        if text.startswith(CONTEXT_PREFIX):
             context, _, subject = text[1:].partition(":")
             return cls(context, subject)
         if text.startswith(WILDCARD):
@@ -51,7 +52,7 @@ class QualifiedSubject(NamedTuple):
         """Whether schemas may be registered under it; or, `for_settings`, whether it may have some."""
         if any(ord(char) < 32 or 127 <= ord(char) < 160 for char in str(self)) or self.subject in _RESERVED:
             return False
-        return for_settings or (self.context != GLOBAL_CONTEXT and self.subject not in ("", "*"))
+        return for_settings or (self.context != GLOBAL_CONTEXT and self.subject != "")
 
     def covers(self, subject: str) -> bool:
         """Whether a subject is this one, or in this context."""

@@ -118,6 +118,9 @@ class AvroDefinition(ParsedSchema):
         """Return the text with attributes and aliases in order, and full names."""
         return json_text(_Printer(self._foreign_names(), normalized=True).document(self.root, "", 0))
 
+    def top_level_fields(self) -> frozenset[str]:
+        return frozenset(each.name for each in self.root.fields)
+
     def formatted_text(self, name: str) -> str:
         if name == "resolved":
             # With the definitions of its references where they are first named.

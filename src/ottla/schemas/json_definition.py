@@ -101,6 +101,10 @@ class JsonDefinition(ParsedSchema):
         """Return the text with names in order."""
         return json_text(_sorted(self.document))
 
+    def top_level_fields(self) -> frozenset[str]:
+        properties = self.document.get("properties") if isinstance(self.document, dict) else None
+        return frozenset(properties if isinstance(properties, dict) else ())
+
 
 def parse_json_schema(text: str, references: Mapping[str, JsonDefinition] | None = None) -> JsonDefinition:
     """Parse a schema. `references` are those that it refers to, by their names in `$ref`."""

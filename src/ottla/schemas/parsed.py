@@ -47,6 +47,10 @@ class ParsedSchema(ABC):
     def normalized_text(self) -> str:
         """Return the text in which also the order of what has none is always the same."""
 
+    @abstractmethod
+    def top_level_fields(self) -> frozenset[str]:
+        """Return the names of the fields that a record has, or a message of the file."""
+
     def formatted_text(self, name: str) -> str:
         """Return the text in a format that a client names; where this kind of schema has none of that name,
         the canonical text, as from Confluent's registry.

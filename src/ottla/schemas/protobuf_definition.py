@@ -136,6 +136,10 @@ class ProtobufDefinition(ParsedSchema):
         """Return the text with full names, and in the order of numbers and names."""
         return print_file(_Normalization(self).file())
 
+    def top_level_fields(self) -> frozenset[str]:
+        messages = [each for each in self.file.types if isinstance(each, MessageElement)]
+        return frozenset(field.name for each in messages for field in _all_fields(each))
+
     def formatted_text(self, name: str) -> str:
         if name == "serialized":
             return base64.b64encode(write_descriptor(self.file, self._full_name)).decode()

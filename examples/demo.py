@@ -231,7 +231,7 @@ def time_sent(topic: str, value: bytes, orders: Avro) -> int | None:
 
 
 def register_orders(node: NodeProcess) -> None:
-    """Register the schema of orders, as somebody would who is about to deploy programs that use it."""
+    """Register the schema of orders, as an operator does before programs that use it are deployed."""
     for topic in ("orders", CLEAN_ORDERS):
         command = [sys.executable, "-m", "ottla", "schemas", "register", f"{topic}-value", str(ORDER_SCHEMA)]
         done = subprocess.run([*command, "--registry", node.registry], capture_output=True, text=True)

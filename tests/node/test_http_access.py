@@ -18,6 +18,7 @@ from unittest.mock import patch
 
 import pytest
 from tests.support import certificates
+from tests.support.tokens import AUDIENCE, ISSUER, Issuer, claims
 
 from ottla.cli.main import main
 from ottla.client.admin import Admin
@@ -69,7 +70,11 @@ async def serving(directory: Path, **settings: str) -> AsyncIterator[Node]:
 
 
 async def ask(
-    node: Node, path: str, user: str | None = None, tls: ssl.SSLContext | None = None
+    node: Node,
+    path: str,
+    user: str | None = None,
+    tls: ssl.SSLContext | None = None,
+    token: str | None = None,
 ) -> tuple[int, Any]:
     """The status, and the document or the headers of an error."""
     endpoint = node.shared.http.endpoint
@@ -78,6 +83,8 @@ async def ask(
     request = urllib.request.Request(f"{scheme}://127.0.0.1:{endpoint.port}{path}")
     if user is not None:
         request.add_header("Authorization", "Basic " + base64.b64encode(user.encode()).decode())
+    if token is not None:
+        request.add_header("Authorization", f"Bearer {token}")
 
     def fetch() -> tuple[int, Any]:
         try:
@@ -185,6 +192,51 @@ async def test_with_tls_clients_log_in(tmp_path: Path) -> None:
         config.write_text(config.read_text().replace("another", "wrong"))
         shown = await asyncio.to_thread(command, *top)
         assert "status 401: it needs a login (--command-config)" in shown["nodes"][url]["error"]
+
+
+@pytest.mark.slow
+async def test_a_token_of_the_identity_provider_logs_in(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    issuer, keys = Issuer(), tmp_path / "jwks.json"
+    keys.write_bytes(issuer.jwks())
+    settings = {
+        **tls_settings(tmp_path),
+        "http_listener": "https://0.0.0.0:0",
+        "sasl_oauthbearer_jwks_endpoint_url": keys.as_uri(),
+        "sasl_oauthbearer_expected_issuer": ISSUER,
+        "listener.name.http.oauthbearer.sasl.oauthbearer.expected.audience": AUDIENCE,
+    }
+    async with serving(tmp_path, **settings) as node:
+        tls = trusting(tmp_path)
+        status, headers = await ask(node, "/protected", tls=tls)
+        assert (status, headers["WWW-Authenticate"]) == (401, 'Basic realm="ottla", Bearer realm="ottla"')
+        good = issuer.token()
+        assert await ask(node, "/protected", tls=tls, token=good) == (200, {"principal": "User:alice"})
+        wrong = {
+            "it expired": issuer.token(claims(exp=1_700_000_000, iat=1_600_000_000)),
+            "its issuer (iss) is not": issuer.token(claims(iss="https://other.example")),
+            "it is for another audience": issuer.token(claims(aud="other")),
+            "none of the keys": Issuer(key_id="key-2").token(),
+            "its signature is wrong": Issuer().token(),
+            "the token is refused": good[:20],
+        }
+        for token in wrong.values():
+            status, headers = await ask(node, "/protected", tls=tls, token=token)
+            assert status == 401
+            assert headers["WWW-Authenticate"] == 'Bearer realm="ottla", error="invalid_token"'
+        lines = [record.getMessage() for record in caplog.records if "refused a login" in record.getMessage()]
+        assert [why in line for why, line in zip(wrong, lines, strict=True)] == [True] * len(wrong)
+        assert node.shared.http.refused_logins == len(wrong)
+        assert not any(token in caplog.text for token in wrong.values())
+
+
+@pytest.mark.slow
+async def test_where_no_keys_are_named_a_token_is_no_login(tmp_path: Path) -> None:
+    settings = {**tls_settings(tmp_path), "http_listener": "https://0.0.0.0:0"}
+    async with serving(tmp_path, **settings) as node:
+        status, headers = await ask(node, "/protected", tls=trusting(tmp_path), token=Issuer().token())
+        assert (status, headers["WWW-Authenticate"]) == (401, 'Basic realm="ottla"')
 
 
 async def test_where_there_are_acls_clients_need_to_describe_the_cluster(tmp_path: Path) -> None:

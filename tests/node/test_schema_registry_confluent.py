@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from functools import cache
+from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -37,7 +39,11 @@ from confluent_kafka.schema_registry.protobuf import ProtobufDeserializer, Proto
 from confluent_kafka.serialization import MessageField, SerializationContext
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format, timestamp_pb2
 from tests.node.registry_calls import record
+from tests.support import certificates
+from tests.support.tokens import AUDIENCE, ISSUER, Issuer, http_server
 
+from ottla.cli.main import main
+from ottla.serdes import Avro, SerdeError
 from ottla.testing.local_node import LocalNode
 
 # One node starts for the module, and each test has subjects of its own.
@@ -181,6 +187,76 @@ def test_the_id_may_be_in_a_header(connect: Connect, kind: str) -> None:
     assert [name for name, _ in headers] == ["__value_schema_id"]
     reader = make_deserializer(connect(), {"schema.id.deserializer": dual_schema_id_deserializer})
     assert same(reader(data, context), value)
+
+
+def test_clients_log_in_with_tokens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of Confluent, and ours by the same settings: a token that is given, and one that is asked for."""
+    issuer, keys, asked = Issuer(), tmp_path / "jwks.json", []
+    keys.write_bytes(issuer.jwks())
+
+    def give(_: str, form: dict[str, list[str]], headers: dict[str, str]) -> tuple[int, bytes]:
+        asked.append((form["grant_type"], form["scope"], headers["Authorization"]))
+        answer = {"access_token": issuer.token(), "token_type": "Bearer", "expires_in": 3600}
+        return 200, json.dumps(answer).encode()
+
+    settings = {
+        "http.listener": "https://0.0.0.0:0",
+        "sasl.oauthbearer.jwks.endpoint.url": keys.as_uri(),
+        "sasl.oauthbearer.expected.issuer": ISSUER,
+        "sasl.oauthbearer.expected.audience": AUDIENCE,
+        "listener.name.http.ssl.keystore.type": "PEM",
+        "listener.name.http.ssl.keystore.location": certificates.write_pem(
+            tmp_path, "server", certificates.server_certificate()
+        ),
+    }
+    with LocalNode(settings) as node, http_server(give) as token_server:
+        assert node.schema_registry_url is not None
+        where = urlsplit(node.schema_registry_url)
+        shared = {
+            "url": f"https://127.0.0.1:{where.port}{where.path}",
+            "ssl.ca.location": certificates.write_ca(tmp_path, "trusted"),
+            "bearer.auth.logical.cluster": "none",
+        }
+        static = {"bearer.auth.credentials.source": "STATIC_TOKEN", "bearer.auth.token": issuer.token()}
+        provider = {
+            "bearer.auth.credentials.source": "OAUTHBEARER",
+            "bearer.auth.issuer.endpoint.url": f"{token_server}/token",
+            "bearer.auth.client.id": "orders",
+            "bearer.auth.client.secret": "secret",
+            "bearer.auth.scope": "registry",
+        }
+        function = {
+            "bearer.auth.credentials.source": "CUSTOM",
+            "bearer.auth.custom.provider.function": lambda given: {
+                "bearer.auth.token": given["token"],
+                "bearer.auth.logical.cluster": "none",
+            },
+            "bearer.auth.custom.provider.config": {"token": issuer.token()},
+        }
+        for number, login in enumerate((static, provider, function)):
+            more = {
+                name: each for name, each in shared.items() if login is not function or "bearer" not in name
+            }
+            with SchemaRegistryClient({**more, **login}) as client:
+                for topic in (f"by-token-{number}", f"again-{number}"):
+                    context = SerializationContext(topic, MessageField.VALUE)
+                    data = AvroSerializer(client, json.dumps(AVRO_ORDER))({"id": 7, "note": None}, context)
+                    orders = Avro({**shared, **login}, json.dumps(AVRO_ORDER))
+                    assert orders.encode(topic, {"id": 7, "note": None})[0] == data
+        config = tmp_path / "registry.properties"
+        config.write_text("".join(f"{name}={each}\n" for name, each in {**shared, **static}.items()))
+        assert main(["schemas", "list", "--registry", shared["url"], "--command-config", str(config)]) == 0
+        assert "by-token-0-value" in capsys.readouterr().out
+        # One token for all requests of a client.
+        assert asked == [(["client_credentials"], ["registry"], "Basic b3JkZXJzOnNlY3JldA==")] * 3
+        with SchemaRegistryClient({**shared, **static, "bearer.auth.token": Issuer().token()}) as client:
+            with pytest.raises(SchemaRegistryError) as refused:
+                client.get_subjects()
+            assert refused.value.http_status_code == 401
+        with pytest.raises(SerdeError, match="the schema registry refuses this client: .* 401"):
+            Avro({**shared, **static, "bearer.auth.token": "a.b.c"}, json.dumps(AVRO_ORDER)).encode("t", {})
+        with pytest.raises(ValueError, match=r"a schema registry has no setting bearer\.auth\.tokn"):
+            Avro({**shared, "bearer.auth.tokn": "x"})
 
 
 def test_references_of_protobuf_are_registered_and_kept(connect: Connect) -> None:

@@ -102,7 +102,7 @@ def make_command(function: Callable[..., None], name: str, help: str | None = No
         else:
             parameters[each] = parameter
     built = [each for p in parameters.values() for each in _parameters(p, hints[p.name])]
-    connects = "bootstrap" in parameters
+    connects = not parameters.keys().isdisjoint(("bootstrap", "registry"))
     if connects:
         built.append(_command_config_option())
     lists = {p.name: _is_optional(hints[p.name]) for p in parameters.values() if _is_list(hints[p.name])}

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeAlias
 
+from ottla.cli import command_config
 from ottla.cli.commands import Argument, Option, command, group
 from ottla.cli.errors import UNREACHABLE, CliError, WrongUsage, did_you_mean, unreadable
 from ottla.cli.options import DryRun, Json, Yes
@@ -17,6 +18,8 @@ from ottla.cli.output import note, print_json, print_line, print_pairs, print_ta
 from ottla.cli.session import confirm
 
 if TYPE_CHECKING:
+    from ottla.client.serdes.registry_settings import Headers
+    from ottla.runtime.http import TlsContext
     from ottla.schemas.registry_client import RegistryClient
 
 HELP: Final = "List, show, register, check, delete and move schemas of a registry."
@@ -63,20 +66,34 @@ _TYPES: Final = {".avsc": "AVRO", ".proto": "PROTOBUF", ".json": "JSON"}
 def _client(url: str) -> RegistryClient:
     from urllib.parse import urlsplit
 
-    from ottla.cli.node_http import login_headers, tls_context
+    from ottla.cli.node_http import tls_context
     from ottla.schemas.registry_client import RegistryClient
 
     is_https = urlsplit(url).scheme.lower() == "https"
     has_login = urlsplit(url).username is not None
+    tls = tls_context() if is_https else None
     try:
         return RegistryClient.of(
             url,
-            headers=login_headers if is_https and not has_login else None,
-            tls=tls_context() if is_https else None,
+            headers=_login(tls) if is_https and not has_login else None,
+            tls=tls,
             timeout_seconds=60.0,
         )
     except ValueError as error:
         raise WrongUsage(f"--registry {url}: {error}") from None
+
+
+def _login(tls: TlsContext | None) -> Headers:
+    """The login that `--command-config` has for registries, as Confluent's clients name it; else Kafka's."""
+    from ottla.cli.node_http import login_headers
+    from ottla.client.serdes.registry_settings import login_headers as registry_login
+    from ottla.runtime.properties import parse_properties
+
+    of_kafka = login_headers()  # a file that cannot be read ends the command here
+    file = command_config.given()
+    given = {} if file is None else parse_properties(Path(file).read_text(encoding="utf-8"))
+    own = {name.removeprefix("schema.registry."): text for name, text in given.items()}
+    return registry_login(own, tls) or (lambda: of_kafka)
 
 
 def _call(client: RegistryClient, method: str, path: str, body: object = None, **query: object) -> Any:

@@ -17,13 +17,14 @@ from typing import Any, ClassVar, Final, Literal, TypeAlias
 
 from ottla.client.serdes.framing import guid_header, header_name, id_prefix, read_frame
 from ottla.client.serdes.objects import built
+from ottla.client.serdes.registry_settings import RegistrySettings, registry_client
 from ottla.client.serdes.schema_text import SchemaText, referenced_schemas, schema_of
 from ottla.client.serialization import RecordSerde, SchemaNeeded
 from ottla.runtime.clock import SystemClock
 from ottla.runtime.http import HttpError
 from ottla.schemas.errors import SchemaError, WrongData
 from ottla.schemas.parsed import InvalidSchemaError, SchemaReference, SchemaType
-from ottla.schemas.registry_client import RegistryClient, RegistryRequestError, part
+from ottla.schemas.registry_client import RegistryRequestError, part
 
 SubjectName: TypeAlias = Callable[[str, str | None, bool], str]
 """Makes a subject of a topic, the name of its record, and whether it is for keys."""
@@ -32,6 +33,7 @@ _MAX_SCHEMAS: Final = 1_000
 _FAILURE_NS: Final = 30 * 1_000_000_000
 # Statuses that a login, or time, changes: nothing is known of a schema then.
 _TRANSIENT: Final = frozenset((401, 408, 429))
+_REFUSED: Final = frozenset((401, 403))
 
 
 def _topic_subject(topic: str, _: str | None, is_key: bool) -> str:
@@ -91,9 +93,10 @@ Decode: TypeAlias = Callable[[bytes, tuple[int, ...]], Any]
 
 
 class SchemaSerde(RecordSerde):
-    """`registry` is an address, several with commas, or a client. `schema` is the text that is written, or
-    None for the latest of the subject. `type` is the class of what is read. `subject` is "topic", "record" or
-    "topic-record", or a function of the topic, the record's name, and whether it is for keys.
+    """`registry` is an address, several with commas, settings by the names of Confluent's clients, or a
+    client. `schema` is the text that is written, or None for the latest of the subject. `type` is the class
+    of what is read. `subject` is "topic", "record" or "topic-record", or a function of the topic, the
+    record's name, and whether it is for keys.
 
     Schemas are only looked up, so that programs cannot change a topic's form by running; `auto_register` has
     them registered. `id_in` is where the id goes: before the "value", or in "headers". What does not parse is
@@ -105,7 +108,7 @@ class SchemaSerde(RecordSerde):
 
     def __init__(
         self,
-        registry: str | RegistryClient,
+        registry: RegistrySettings,
         schema: str | None = None,
         *,
         type: Any = None,
@@ -116,7 +119,7 @@ class SchemaSerde(RecordSerde):
         id_in: Literal["value", "headers"] = "value",
         on_error: Literal["value", "raise"] = "value",
     ) -> None:
-        self._registry: Final = RegistryClient.of(registry) if isinstance(registry, str) else registry
+        self._registry: Final = registry_client(registry)
         if isinstance(subject, str) and subject not in _SUBJECTS:
             raise ValueError(f"subject is one of {', '.join(_SUBJECTS)}, or a function; not {subject!r}")
         if id_in not in ("value", "headers"):
@@ -314,5 +317,7 @@ class SchemaSerde(RecordSerde):
         try:
             found: dict[str, Any] = self._registry.call(method, path, body, **query)
         except RegistryRequestError as error:
+            if error.status in _REFUSED:
+                raise SerdeError(f"the schema registry refuses this client: {error}") from None
             raise SerdeError(f"{problem} ({error})") from None
         return found

@@ -8,17 +8,22 @@ the listener is made, and what cannot be used is refused then, by the name of th
 
 from __future__ import annotations
 
-from typing import Final
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
 
 from ottla.node.config.definitions.config_def import ConfigError
 from ottla.node.config.node_config import NodeConfig
-from ottla.security.jaas import JaasError, parse_jaas
+from ottla.security.jaas import JaasEntry, JaasError, parse_jaas
 from ottla.security.sasl.mechanism import SaslClientFactory
 from ottla.security.sasl.mechanism_settings import MechanismSettings, SaslConfigError
 from ottla.security.sasl.registry import SaslEnvironment, check_classes, find_mechanism
 from ottla.security.sasl.server_authenticator import ServerMechanism
 
+if TYPE_CHECKING:
+    from ottla.security.oauth.claims import TokenValidator
+
 JAAS: Final = "sasl.jaas.config"
+_OAUTHBEARER: Final = "OAUTHBEARER"
 _ENABLED: Final = "sasl.enabled.mechanisms"
 _MAX_REAUTH: Final = "connections.max.reauth.ms"
 
@@ -71,7 +76,26 @@ def client_mechanism(
         raise ConfigError(str(error)) from None
 
 
-def mechanism_settings(config: NodeConfig, listener: str, mechanism: str) -> MechanismSettings:
+def http_token_validator(
+    config: NodeConfig, listener: str, environment: SaslEnvironment
+) -> TokenValidator | None:
+    """What checks the tokens that clients of an HTTP listener bring, by the settings of OAUTHBEARER; None if
+    they name no keys. Unsecured tokens are never taken there.
+    """
+    from ottla.security.sasl.oauthbearer_settings import signed_validator
+
+    of_listener = f"listener.name.{listener.lower()}."
+    settings = MechanismSettings(
+        _OAUTHBEARER, JaasEntry("", {}), of_listener, _setting_of(config, listener, _OAUTHBEARER)
+    )
+    assert environment.start_task is not None
+    try:
+        return signed_validator(settings, environment.runtime, environment.start_task)
+    except SaslConfigError as error:
+        raise ConfigError(str(error)) from None
+
+
+def _setting_of(config: NodeConfig, listener: str, mechanism: str) -> Callable[[str], str | None]:
     of_listener, of_mechanism = f"listener.name.{listener.lower()}.", f"{mechanism.lower()}."
 
     def setting(name: str) -> str | None:
@@ -81,6 +105,11 @@ def mechanism_settings(config: NodeConfig, listener: str, mechanism: str) -> Mec
                 return value
         return None
 
+    return setting
+
+
+def mechanism_settings(config: NodeConfig, listener: str, mechanism: str) -> MechanismSettings:
+    of_listener, of_mechanism = f"listener.name.{listener.lower()}.", f"{mechanism.lower()}."
     for source in (of_listener + of_mechanism + JAAS, of_mechanism + JAAS):
         text = config.given_text(source)
         if text is not None:
@@ -95,7 +124,7 @@ def mechanism_settings(config: NodeConfig, listener: str, mechanism: str) -> Mec
         jaas = parse_jaas(text)
     except JaasError as error:
         raise SaslConfigError(f"{source}: {error}") from None
-    return MechanismSettings(mechanism, jaas, source, setting)
+    return MechanismSettings(mechanism, jaas, source, _setting_of(config, listener, mechanism))
 
 
 def _default_hint(config: NodeConfig, listener: str, mechanism: str) -> str:

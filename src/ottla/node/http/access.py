@@ -2,9 +2,9 @@
 
 On a loopback address every client of this machine gets all, if it asked for a name of this machine: a page
 of another site cannot. On any other address clients log in, with a certificate or, over TLS, by name and
-password of one of the cluster's SCRAM users (HTTP's Basic scheme, which Prometheus speaks), and need the
-permission to describe the cluster where there is an authorizer. What `http.public.paths` lists is open to
-all.
+password of one of the cluster's SCRAM users (HTTP's Basic scheme, which Prometheus speaks) or with a token of
+the identity provider whose keys OAUTHBEARER's settings name (the Bearer scheme), and need the permission to
+describe the cluster where there is an authorizer. What `http.public.paths` lists is open to all.
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ from ottla.protocol.scram import ScramMechanism
 from ottla.runtime.address import Address
 from ottla.runtime.http_server import HttpMatch, HttpProblem, HttpServerRequest, HttpServerResponse
 from ottla.runtime.pool import Pool
+from ottla.security.oauth.claims import TokenRefused, TokenValidator
 from ottla.security.principal import ANONYMOUS, USER_TYPE, KafkaPrincipal
 
 if TYPE_CHECKING:
+    from ottla.runtime.clock import Clock
     from ottla.security.authorizer.standard_authorizer import StandardAuthorizer
 
 # Each attempt takes milliseconds of a thread of the pool.
@@ -67,7 +69,9 @@ class _Tried:
 
 
 class HttpAccess:
-    """`access_of` is the access of a mount by its prefix; the users are those of the newest image."""
+    """`access_of` is the access of a mount by its prefix; the users are those of the newest image. `tokens`
+    checks those of the Bearer scheme, if they are taken.
+    """
 
     def __init__(
         self,
@@ -78,6 +82,8 @@ class HttpAccess:
         tls: ListenerTls | None,
         authorizer: StandardAuthorizer | None,
         pool: Pool,
+        clock: Clock,
+        tokens: TokenValidator | None,
     ) -> None:
         self._is_local: Final = endpoint.is_loopback
         self._public: Final = tuple(path.rstrip("/") for path in public_paths)
@@ -86,6 +92,8 @@ class HttpAccess:
         self._tls: Final = tls
         self._authorizer: Final = authorizer
         self._pool: Final = pool
+        self._clock: Final = clock
+        self._tokens: Final = tokens
         self._attempts: Final = asyncio.Semaphore(_MAX_ATTEMPTS_AT_ONCE)
         # When the next login from an address begins, of those from which one was refused or is under way.
         self._next_login: dict[str, float] = {}
@@ -121,7 +129,8 @@ class HttpAccess:
                 raise HttpProblem(403, f"{principal} may not describe the cluster.")
             if self._tls is None:
                 raise HttpProblem(403, _NEEDS_TLS)
-            raise HttpProblem(401, "This needs a login.", {"WWW-Authenticate": 'Basic realm="ottla"'})
+            schemes = _BASIC if self._tokens is None else f"{_BASIC}, {_BEARER}"
+            raise HttpProblem(401, "This needs a login.", {"WWW-Authenticate": schemes})
         return None
 
     def _is_public(self, path: str) -> bool:
@@ -148,6 +157,8 @@ class HttpAccess:
         if given is None:
             return None
         scheme, _, encoded = given.partition(" ")
+        if scheme.lower() == "bearer" and self._tokens is not None:
+            return self._bearer(request.peer, encoded.strip(), self._tokens)
         if scheme.lower() != "basic":
             return None
         try:
@@ -159,6 +170,16 @@ class HttpAccess:
             return KafkaPrincipal(USER_TYPE, name)
         await self._log_in(request.peer, name, password, tried)
         return KafkaPrincipal(USER_TYPE, name)
+
+    def _bearer(self, peer: Address, token: str, tokens: TokenValidator) -> KafkaPrincipal:
+        """The principal of a token. HttpProblem if it is not valid: the client does not learn why."""
+        try:
+            return KafkaPrincipal(USER_TYPE, tokens.validate(token, self._clock.wall_ms()).principal_name)
+        except TokenRefused as refused:
+            self._refuse(peer, str(refused))
+            raise HttpProblem(
+                401, "The token is not valid.", {"WWW-Authenticate": f'{_BEARER}, error="{refused.status}"'}
+            ) from None
 
     async def _log_in(self, peer: Address, name: str, password: str, tried: list[_Tried]) -> None:
         """Raise HttpProblem unless it is a password of the user, at the same time after the login began for
@@ -180,9 +201,7 @@ class HttpAccess:
         self._refuse(peer, f"the name or the password of {name!r} is wrong")
         # It may have taken longer than that, with many iterations or much else to do.
         await asyncio.sleep((began - now()) % _FAILURE_SECONDS)
-        raise HttpProblem(
-            401, "The name or the password is wrong.", {"WWW-Authenticate": 'Basic realm="ottla"'}
-        )
+        raise HttpProblem(401, "The name or the password is wrong.", {"WWW-Authenticate": _BASIC})
 
     def _refuse(self, peer: Address, reason: str) -> None:
         self.refused_logins += 1
@@ -233,6 +252,8 @@ class HttpAccess:
         return found
 
 
+_BASIC: Final = 'Basic realm="ottla"'
+_BEARER: Final = 'Bearer realm="ottla"'
 _NEEDS_TLS: Final = (
     "On an address that other machines reach this needs TLS (http.listener=https://...), or "
     "http.public.paths."

@@ -13,6 +13,7 @@ import logging
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Final
 
+from ottla.node.config.definitions.config_def import ConfigError
 from ottla.node.config.errors import NodeFailed
 from ottla.node.config.listeners import Endpoint, parse_http_listener
 from ottla.node.config.node_config import NodeConfig
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from ottla.node.http.access import HttpAccess
     from ottla.runtime.http_server import HttpMount, HttpServer
     from ottla.security.authorizer.standard_authorizer import StandardAuthorizer
+    from ottla.security.oauth.claims import TokenValidator
 
 log = logging.getLogger(__name__)
 
@@ -68,6 +70,7 @@ class NodeHttp:
         self._server: HttpServer | None = None
         self._mounts: dict[str, tuple[Callable[[], Awaitable[HttpMount]], MountAccess]] = {}
         self._tls: ListenerTls | None = None
+        self._tokens: TokenValidator | None = None
         self._loading: SupervisedTask | None = None
         self._access: HttpAccess | None = None
 
@@ -129,6 +132,8 @@ class NodeHttp:
         if endpoint is None:
             return
         self._tls = tls_for(endpoint)
+        if self._tls is not None and not endpoint.is_loopback:
+            self._tokens = self._token_validator(endpoint.name)
         try:
             self._listener = await self._runtime.network.listen(
                 self._connect,
@@ -143,6 +148,16 @@ class NodeHttp:
                 self.taken = Address(endpoint.host, endpoint.port)
                 return
             raise NodeFailed(f"{self._setting}: {error.strerror or error}") from None
+
+    def _token_validator(self, listener: str) -> TokenValidator | None:
+        from ottla.node.config.sasl import http_token_validator
+        from ottla.security.sasl.registry import SaslEnvironment
+
+        environment = SaslEnvironment(self._runtime, start_task=self._tasks.start)
+        try:
+            return http_token_validator(self._config, listener, environment)
+        except ConfigError as error:
+            raise NodeFailed(str(error)) from None
 
     # Clients are accepted once there is a server for them: it is imported in a thread of the pool, as that
     # takes longer than the event loop may be held.
@@ -184,6 +199,8 @@ class NodeHttp:
             self._tls,
             self._authorizer,
             self._runtime.pool,
+            self._runtime.clock,
+            self._tokens,
         )
         return HttpServer(self._runtime.clock, router, guard=access.check, hosts=access.hosts)
 

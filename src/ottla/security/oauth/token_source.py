@@ -190,28 +190,30 @@ class TokenServer:
             await asyncio.sleep(backoff_ms / 1000)
             waited_ms += backoff_ms
             backoff_ms = min(backoff_ms * 2, self._retry.max_backoff_ms)
-        return self._read(response)
+        return read_token(response, self._clock.wall_ms())
 
-    def _read(self, response: HttpResponse) -> ClientToken:
-        try:
-            answer = decode_json(response.body, "answer")
-        except TokenError as error:
-            if response.status == 200:
-                raise TokenUnavailable(f"the token server's answer is not understood: {error}") from None
-            answer = {}
-        if response.status != 200:
-            parts = (answer.get("error"), answer.get("error_description"))
-            detail = ": ".join(str(each)[:_MAX_SHOWN] for each in parts if each)
-            raise TokenUnavailable(
-                f"the token server answers with status {response.status}{f' ({detail})' if detail else ''}"
-            )
-        value = answer.get("access_token") or answer.get("id_token")
-        if not isinstance(value, str):
-            raise TokenUnavailable("the token server's answer has no access_token")
-        expires_at_ms = None
-        if isinstance(answer.get("expires_in"), int | float):
-            expires_at_ms = self._clock.wall_ms() + int(answer["expires_in"] * 1000)
-        return parsed_token(value, expires_at_ms)
+
+def read_token(response: HttpResponse, now_ms: int) -> ClientToken:
+    """The token in a token server's answer. TokenUnavailable if there is none."""
+    try:
+        answer = decode_json(response.body, "answer")
+    except TokenError as error:
+        if response.status == 200:
+            raise TokenUnavailable(f"the token server's answer is not understood: {error}") from None
+        answer = {}
+    if response.status != 200:
+        parts = (answer.get("error"), answer.get("error_description"))
+        detail = ": ".join(str(each)[:_MAX_SHOWN] for each in parts if each)
+        raise TokenUnavailable(
+            f"the token server answers with status {response.status}{f' ({detail})' if detail else ''}"
+        )
+    value = answer.get("access_token") or answer.get("id_token")
+    if not isinstance(value, str):
+        raise TokenUnavailable("the token server's answer has no access_token")
+    expires_at_ms = None
+    if isinstance(answer.get("expires_in"), int | float):
+        expires_at_ms = now_ms + int(answer["expires_in"] * 1000)
+    return parsed_token(value, expires_at_ms)
 
 
 class CallbackTokens:

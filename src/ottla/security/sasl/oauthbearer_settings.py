@@ -66,18 +66,15 @@ def make_server(
     """Make the server's side for a listener. SaslConfigError names a setting that cannot be used.
     `start_task` runs what keeps the keys up to date.
     """
-    _check_class(settings, "sasl.oauthbearer.jwt.validator.class", _VALIDATORS)
-    url = settings.setting("sasl.oauthbearer.jwks.endpoint.url")
     handler = settings.setting("sasl.server.callback.handler.class")
     asks_for_unsecured = any(name.startswith("unsecured") for name in settings.jaas.options)
-    validator: TokenValidator
-    if url:
+    validator: TokenValidator | None = signed_validator(settings, runtime, start_task)
+    if validator is not None:
         if handler == UNSECURED_VALIDATOR:
             raise SaslConfigError(
                 f"sasl.server.callback.handler.class: {handler} takes unsecured tokens, and "
                 f"sasl.oauthbearer.jwks.endpoint.url names keys for signed ones; remove one of the two"
             )
-        validator = _signed_validator(settings, url, runtime, start_task)
     elif handler in (SIGNED_VALIDATOR, OLD_SIGNED_VALIDATOR):
         raise SaslConfigError("The OAuth configuration option sasl.oauthbearer.jwks.endpoint.url is required")
     elif asks_for_unsecured or handler == UNSECURED_VALIDATOR:
@@ -99,13 +96,15 @@ def make_server(
     return OAuthBearerServerFactory(validator, runtime.clock)
 
 
-def _signed_validator(
-    settings: MechanismSettings,
-    url: str,
-    runtime: Runtime,
-    start_task: StartTask,
-) -> SignedTokenValidator:
+def signed_validator(
+    settings: MechanismSettings, runtime: Runtime, start_task: StartTask
+) -> SignedTokenValidator | None:
+    """Make what checks signed tokens; None if no setting names their keys."""
+    _check_class(settings, "sasl.oauthbearer.jwt.validator.class", _VALIDATORS)
     setting = "sasl.oauthbearer.jwks.endpoint.url"
+    url = settings.setting(setting)
+    if not url:
+        return None
     audiences = (settings.setting("sasl.oauthbearer.expected.audience") or "").split(",")
     rules = ClaimRules(
         issuer=settings.setting("sasl.oauthbearer.expected.issuer") or None,

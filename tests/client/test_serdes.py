@@ -209,7 +209,7 @@ async def test_what_does_not_parse_is_an_object_that_says_so(node: LocalNode, ur
     assert found[-1] == value
     assert all(isinstance(each, Undecoded) for each in found[:-1])
     assert [each.data for each in found[:-1]] == wrong
-    assert "do not begin with the id of a schema" in found[0].error
+    assert "does not begin with the id of a schema" in found[0].error
     assert found[3].schema == 0x7FFFFFFF
     assert "is not to be had" in found[3].error
     assert registry.get("/subjects") != []

@@ -60,8 +60,9 @@ class Typed:
 
     def send(self, topic: str, serde: Any, *values: Any, key: bytes | None = None) -> None:
         for value in values:
-            data = value if isinstance(value, bytes | None) else serde.encode(topic, value)[0]
-            self.producer.send(topic, data, key=key)
+            bare = isinstance(value, bytes | None)
+            data, header = (value, None) if bare else serde.encode(topic, value)
+            self.producer.send(topic, data, key=key, headers=[] if header is None else [header])
         self.producer.flush()
 
     def source(self, topic: str, **options: Any) -> OttlaDataSource:
@@ -118,6 +119,56 @@ def test_values_are_columns_by_the_latest_schema_and_those_of_their_ids(typed: T
     assert rows[0]["key"] == b"k"
     pinned = typed.values(topic, **options, valueSchemaVersion=1)
     assert pinned == [(order(1), None), (order(2), None)]
+
+
+def test_the_id_may_be_in_a_header(typed: Typed, topic: str) -> None:
+    """Also beside records that have it before the data, with other headers, and for keys and values at once."""
+
+    def avro(schema: Any) -> Avro:
+        return Avro(typed.registry, json.dumps(schema), auto_register=True, id_in="headers")
+
+    typed.send(topic, avro(ORDER), order(1))
+    typed.send(topic, avro(NEWER), order(2, note="new"))
+    typed.send(topic, typed.avro(ORDER), order(3))
+    data, (name, guid) = avro(ORDER).encode(topic, order(4))
+    key, (key_name, key_guid) = Avro(typed.registry, '"long"', auto_register=True, id_in="headers").encode(
+        topic, 4, is_key=True
+    )
+    named = [("other", b""), (key_name, key_guid), (name, guid), (name, b"second")]
+    typed.producer.send(topic, data, key=key, headers=named)
+    for value, header in ((None, guid), (data, b"\1" * 17), (data, b"text"), (data[:-1], guid)):
+        typed.producer.send(topic, value, headers=[(name, header)])
+    typed.producer.flush()
+    options = {"valueFormat": "avro", "schemaRegistry": typed.registry}
+    found = typed.values(topic, **options)
+    wanted = [order(1, note=None), order(2, note="new"), order(3, note=None), order(4, note=None)]
+    assert [value for value, _ in found] == [*wanted, None, None, None, None]
+    expected = [None] * 5 + ["01010101-0101", "does not begin with the id", "end inside"]
+    for (_, error), part in zip(found, expected, strict=True):
+        assert (error is None) if part is None else (part in (error or "")), error
+    both = typed.read(topic, **options, keyFormat="avro", columns="key,value,headers")
+    assert (both[3]["key"], both[3]["value"]) == (4, wanted[3])
+    assert len(both[3]["headers"]) == 4
+    assert both[0]["key"] is None
+
+
+@pytest.mark.parametrize("kind", ["protobuf", "json-schema"])
+def test_protobuf_and_json_have_ids_in_headers_too(typed: Typed, topic: str, kind: str) -> None:
+    more: dict[str, Any] = {"auto_register": True, "id_in": "headers"}
+    if kind == "protobuf":
+        serde: Any = Protobuf(typed.registry, PROTO, message="Order", **more)
+        typed.send(topic, Protobuf(typed.registry, PROTO, message="Other", **more), {"n": 1})
+    else:
+        schema = {"type": "object", "properties": {"id": {"type": "integer"}}, "title": "Order"}
+        serde = JsonSchema(typed.registry, json.dumps(schema), **more)
+        typed.send(topic, None, b"[]")
+    typed.send(topic, serde, {"id": 7})
+    options = {"valueMessage": "Order"} if kind == "protobuf" else {}
+    [(wrong, error), (value, none)] = typed.values(
+        topic, valueFormat=kind, schemaRegistry=typed.registry, **options
+    )
+    assert (value["id"], none, wrong) == (7, None, None)
+    assert ("is a Other" if kind == "protobuf" else "begin with the id") in (error or "")
 
 
 def test_a_query_keeps_its_schema_when_there_is_a_newer_one(typed: Typed, topic: str) -> None:

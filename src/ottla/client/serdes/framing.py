@@ -8,8 +8,7 @@ file, in either.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from ottla.schemas.registry import message_indexes
@@ -18,8 +17,7 @@ _HEADERS: Final = {False: "__value_schema_id", True: "__key_schema_id"}
 _ID, _GUID = 0, 1
 
 
-@dataclass(frozen=True, slots=True)
-class SchemaFrame:
+class SchemaFrame(NamedTuple):
     """What a record says: the id or GUID of its schema, the place of its message, and its data."""
 
     schema: int | str
@@ -37,23 +35,29 @@ def read_frame(
     """Find the schema of a key or value. ValueError if it names none."""
     wanted = _HEADERS[is_key]
     named = next((value for name, value in headers if name == wanted), None)
-    if named is not None:
-        schema, at = _schema(named, f"the header {wanted}")
-        indexes = message_indexes(named, at)[0] if has_indexes else ()
+    return frame_of(data, named, has_indexes=has_indexes)
+
+
+def frame_of(data: bytes, header: bytes | None, *, has_indexes: bool) -> SchemaFrame:
+    """The same, with the value of the header, if there is one."""
+    if header is not None:
+        schema, at = schema_at(header, "its header does")
+        indexes = message_indexes(header, at)[0] if has_indexes else ()
         return SchemaFrame(schema, indexes, data)
-    schema, at = _schema(data, "the data")
+    schema, at = schema_at(data, "it does")
     indexes = ()
     if has_indexes:
         indexes, at = message_indexes(data, at)
     return SchemaFrame(schema, indexes, data[at:])
 
 
-def _schema(data: bytes, where: str) -> tuple[int | str, int]:
+def schema_at(data: bytes, what: str) -> tuple[int | str, int]:
+    """The id or GUID that data begin with, and where it ends. ValueError if there is none."""
     if len(data) >= 5 and data[0] == _ID:
         return int.from_bytes(data[1:5], "big"), 5
     if len(data) >= 17 and data[0] == _GUID:
         return str(UUID(bytes=bytes(data[1:17]))), 17
-    raise ValueError(f"{where} do not begin with the id of a schema")
+    raise ValueError(f"{what} not begin with the id of a schema")
 
 
 def id_prefix(schema_id: int, indexes: tuple[int, ...] | None) -> bytes:

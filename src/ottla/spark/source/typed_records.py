@@ -66,6 +66,8 @@ def bytes_options(options: SourceOptions) -> SourceOptions:
     wanted = [_source_of(name) for name in options.columns if name != ERROR]
     if ERROR in options.columns:
         wanted += [each.column for each in options.schemas]
+    if any(each.registry is not None for each in options.schemas):
+        wanted.append("headers")  # they may have the ids of schemas
     return replace(options, columns=tuple(dict.fromkeys(wanted)) or ("offset",), formats=(), schemas=())
 
 
@@ -96,7 +98,10 @@ def _decoded(
     options: SourceOptions, kinds: Mapping[str, pa.DataType], batch: pa.RecordBatch
 ) -> Iterator[tuple[dict[str, pa.Array], dict[int, str]]]:
     """Yield columns by their names, and why rows have none, for a part of the batch at a time."""
-    from ottla.spark.typed.decoding import column_decoder
+    from ottla.spark.typed.decoding import column_decoder, schema_headers
+
+    def headers_of(schema: ReaderSchema, rows: Mapping[str, pa.Array]) -> pa.Array | None:
+        return None if schema.registry is None else schema_headers(rows["headers"], schema.column)
 
     given = {name: batch.column(name) for name in batch.schema.names}
     if not options.schemas:
@@ -104,14 +109,16 @@ def _decoded(
         return
     last = options.schemas[-1]
     begin = 0
-    for part, faults in column_decoder(last, kinds[last.column]).decode(given[last.column]):
+    decoder = column_decoder(last, kinds[last.column])
+    for part, faults in decoder.decode(given[last.column], headers_of(last, given)):
         rows = {name: each.slice(begin, len(part)) for name, each in given.items()}
         begin += len(part)
         found = rows | {f"{name}Bytes": rows[name] for name in ("key", "value") if name in rows}
         found[last.column] = part
         errors = _named(last.column, faults)
         for each in options.schemas[:-1]:
-            parts = list(column_decoder(each, kinds[each.column]).decode(rows[each.column]))
+            others = column_decoder(each, kinds[each.column])
+            parts = list(others.decode(rows[each.column], headers_of(each, rows)))
             at = 0
             for array, more in parts:
                 for row, why in _named(each.column, [(row + at, why) for row, why in more]).items():

@@ -225,7 +225,7 @@ def test_clients_log_in_with_tokens(tmp_path: Path, capsys: pytest.CaptureFixtur
             "bearer.auth.client.secret": "secret",
             "bearer.auth.scope": "registry",
         }
-        function = {
+        function: dict[str, Any] = {
             "bearer.auth.credentials.source": "CUSTOM",
             "bearer.auth.custom.provider.function": lambda given: {
                 "bearer.auth.token": given["token"],
@@ -233,7 +233,8 @@ def test_clients_log_in_with_tokens(tmp_path: Path, capsys: pytest.CaptureFixtur
             },
             "bearer.auth.custom.provider.config": {"token": issuer.token()},
         }
-        for number, login in enumerate((static, provider, function)):
+        logins: tuple[dict[str, Any], ...] = (static, provider, function)
+        for number, login in enumerate(logins):
             more = {
                 name: each for name, each in shared.items() if login is not function or "bearer" not in name
             }
@@ -253,7 +254,7 @@ def test_clients_log_in_with_tokens(tmp_path: Path, capsys: pytest.CaptureFixtur
             with pytest.raises(SchemaRegistryError) as refused:
                 client.get_subjects()
             assert refused.value.http_status_code == 401
-        with pytest.raises(SerdeError, match="the schema registry refuses this client: .* 401"):
+        with pytest.raises(SerdeError, match=r"the schema registry refuses this client: .* 401"):
             Avro({**shared, **static, "bearer.auth.token": "a.b.c"}, json.dumps(AVRO_ORDER)).encode("t", {})
         with pytest.raises(ValueError, match=r"a schema registry has no setting bearer\.auth\.tokn"):
             Avro({**shared, "bearer.auth.tokn": "x"})

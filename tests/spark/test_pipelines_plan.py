@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from ottla.client.blocking import Producer
+from ottla.blocking import read_topic
+from ottla.client.blocking import Admin, Producer
+from ottla.serdes import Avro
 from ottla.spark.pipelines.checkpoints import FlowCheckpoint, flow_checkpoints
 from ottla.spark.pipelines.moved_project import check_storage, keep_storage
 from ottla.spark.pipelines.plan import (
@@ -27,6 +29,8 @@ from ottla.spark.pipelines.plan import (
 )
 from ottla.spark.pipelines.project import Project, ProjectError
 from ottla.spark.pipelines.selection import Selection
+from ottla.testing.local_node import LocalNode
+from tests.node.registry_calls import RegistryClient, record
 from tests.support.spark_pipelines import Pipeline, WarmPipeline, order, values
 
 ORDERS_TOPIC = StreamRead("ottla", "subscribe=shop.orders")
@@ -393,6 +397,81 @@ def test_a_person_renames_refreshes_and_edits_and_no_row_is_written_twice(
 
     pipeline.change("orders.py", '"startingOffsets", "earliest"', '"startingOffsets", "erliest"')
     assert "flow orders: startingOffsets='erliest'" in refused()
+
+
+TYPED = """
+from pyspark import pipelines as dp
+from pyspark.sql import SparkSession
+
+spark = SparkSession.active()
+TYPED = {{"kafka.bootstrap.servers": "{bootstrap}", "valueFormat": "avro", "schemaRegistry": "{registry}"}}
+
+
+@dp.table
+def typed_orders():
+    stream = spark.readStream.format("ottla").options(**TYPED, subscribe="{topic}")
+    return stream.option("startingOffsets", "earliest").load().select("value.*")
+
+
+dp.create_sink("cheap", "ottla", {{**TYPED, "topic": "{topic}-cheap"}})
+
+
+@dp.append_flow(target="cheap")
+def find_cheap():
+    orders = spark.readStream.table("typed_orders")
+    return orders.where("cents < 100").selectExpr("struct(number, cents) as value")
+"""
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.spark
+def test_a_schema_that_breaks_a_flow_is_found_before_the_run(
+    warm_pipeline: Callable[[str], WarmPipeline], admin: Admin
+) -> None:
+    """One that a source reads by, and one that a sink writes by."""
+    pipeline, topic = warm_pipeline("typed"), "typed-orders"
+    for each in (topic, f"{topic}-cheap"):
+        admin.topics.create(each, partitions=1)
+    with LocalNode({"schema.registry.listener": "http://127.0.0.1:0"}) as node:
+        assert node.schema_registry_url is not None
+        registry = RegistryClient(node.schema_registry_url)
+        for each in (topic, f"{topic}-cheap"):
+            registry.ok("PUT", f"/config/{each}-value", {"compatibility": "NONE"})
+        registry.register(f"{topic}-value", record("Order", number="long", cents="long"))
+        registry.register(f"{topic}-cheap-value", record("Cheap", number="long", cents="long"))
+        text = TYPED.format(bootstrap=pipeline.bootstrap, registry=registry.url, topic=topic)
+        pipeline.define("orders.py", text)
+        orders = Avro(registry.url)
+
+        def send(**order: int) -> None:
+            with Producer(pipeline.bootstrap, value_serializer=orders) as producer:
+                producer.send(topic, order)
+
+        def refused(*expected: str) -> None:
+            for command in ("dry-run", "run"):
+                ended = pipeline(command, "-b", pipeline.bootstrap)
+                assert ended.returncode in (1, 4), ended.stderr
+                assert all(each in ended.stderr for each in expected), ended.stderr
+            assert [row["number"] for row in pipeline.table("typed_orders")] == [1]
+
+        send(number=1, cents=50)
+        pipeline.run()
+        send(number=2, cents=60)
+        registry.register(f"{topic}-value", record("Order", number="long"))
+        refused("flow find_cheap", "cents")
+        registry.register(f"{topic}-value", record("Order", number="long", cents="long", item="string"))
+        registry.register(f"{topic}-cheap-value", record("Cheap", number="long", price="long"))
+        refused("flow find_cheap into sink cheap", "value has cents that the record Cheap does not have")
+        registry.register(f"{topic}-cheap-value", record("Cheap", cents="long", number="long"))
+        registry.register(f"{topic}-value", record("Order", cents="long", number="long"))
+        assert pipeline("dry-run", "-b", pipeline.bootstrap).returncode == 0
+        pipeline.run()
+        written = read_topic(pipeline.bootstrap, f"{topic}-cheap").column("value").to_pylist()
+        cheap = Avro(registry.url)
+        assert [cheap.decode(topic, each)["number"] for each in written] == [1, 2]
+    # A registry that does not answer is no fault of the definitions.
+    assert "does not give version latest" in pipeline("dry-run", "-b", pipeline.bootstrap).stderr
 
 
 @pytest.mark.exhaustive

@@ -19,7 +19,13 @@ from ottla.spark.expectations import expect_or_dead_letter, source_record
 from ottla.spark.sink.listener import SinkListener
 from ottla.spark.sink.options import sink_options
 from ottla.spark.sink.writers import batch_writer, stream_writer
-from ottla.spark.typed.encoding import RegistryRefusal, column_encodings, encoded_batches
+from ottla.spark.typed.encoding import (
+    RegistryRefusal,
+    RegistryUnreachable,
+    check_encodings,
+    column_encodings,
+    encoded_batches,
+)
 from ottla.testing.local_node import LocalNode
 from tests.node.registry_calls import RegistryClient
 
@@ -188,6 +194,39 @@ def test_a_schema_that_breaks_the_rules_is_refused_before_anything_is_written(
     other = t.StructType([t.StructField("id", t.StringType())])
     with pytest.raises(RegistryRefusal, match="incompatible"):
         written(node, topic, other, {"id": "1"}, valueFormat="avro", autoRegister="true")
+
+
+def test_columns_are_checked_before_a_run_and_nothing_is_registered(
+    node: LocalNode, topic: str, registry: RegistryClient
+) -> None:
+    def check(kind: t.DataType, **more: str) -> None:
+        given = {
+            "kafka.bootstrap.servers": node.bootstrap_servers,
+            "topic": topic,
+            "schemaRegistry": str(node.schema_registry_url),
+            "valueFormat": "avro",
+            **more,
+        }
+        sink = sink_options(given)
+        columns = t.StructType([t.StructField("value", kind)])
+        check_encodings(sink.formats, columns, topic, register=sink.register)
+
+    one = t.StructType([t.StructField("id", t.LongType())])
+    other = t.StructType([t.StructField("id", t.StringType())])
+    check(one, autoRegister="true")
+    assert f"{topic}-value" not in registry.get("/subjects")
+    with pytest.raises(RegistryRefusal, match="autoRegister=true"):
+        check(one)
+    written(node, topic, one, {"id": 1}, valueFormat="avro", autoRegister="true")
+    check(one)
+    check(one, autoRegister="true")
+    with pytest.raises(RegistryRefusal, match=r"does not take the schema of the columns: .*errorType"):
+        check(other, autoRegister="true")
+    with pytest.raises(ValueError, match="value has more that the record value does not have"):
+        check(t.StructType([*one.fields, t.StructField("more", t.LongType())]))
+    assert registry.get(f"/subjects/{topic}-value/versions") == [1]
+    with pytest.raises(RegistryUnreachable):
+        check(one, schemaRegistry="http://127.0.0.1:1")
 
 
 def test_a_commit_does_not_need_the_registry(node: LocalNode, topic: str) -> None:

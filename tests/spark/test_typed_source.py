@@ -122,7 +122,7 @@ def test_values_are_columns_by_the_latest_schema_and_those_of_their_ids(typed: T
 
 
 def test_the_id_may_be_in_a_header(typed: Typed, topic: str) -> None:
-    """Also beside records that have it before the data, with other headers, and for keys and values at once."""
+    """Also beside records that have it before the data, with other headers, and for keys and values."""
 
     def avro(schema: Any) -> Avro:
         return Avro(typed.registry, json.dumps(schema), auto_register=True, id_in="headers")

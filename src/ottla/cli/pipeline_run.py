@@ -78,7 +78,9 @@ from ottla.spark.pipelines.tables import (
 )
 from ottla.spark.session import SparkEnded, connect_session
 from ottla.spark.sink.lineage import CODE_VERSION
+from ottla.spark.sink.options import sink_options
 from ottla.spark.sink.written_columns import check_schema
+from ottla.spark.typed.encoding import RegistryUnreachable, check_encodings
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -302,7 +304,7 @@ class _Session:
             return nullcontext()
         return record_run(progress, self._request.state, self._request.project.name, mode=mode)
 
-    def plan(self, definitions: Definitions, selection: Selection) -> None:
+    def plan(self, definitions: Definitions, selection: Selection, graph: str) -> None:
         """Say what the run does with each stream that does not just continue, and refuse what would repeat or
         leave out rows.
         """
@@ -310,6 +312,9 @@ class _Session:
         request = self._request
         check_topic_prefix(request.project, definitions)
         check_topics(definitions, request.configuration, is_dry=request.dry)
+        if any(sink_options(options).formats for options in definitions.options.values()):
+            with contextlib.suppress(FlowNotSupported):  # what cannot be resolved the run reports itself
+                check_sink_columns(SparkFlows(self._spark, self._context, graph, dry=True), definitions)
         if request.times is not None:
             return
         storage = request.project.storage_path
@@ -502,11 +507,15 @@ class _Session:
 
 
 def check_sink_columns(flows: SparkFlows, definitions: Definitions) -> None:
-    """Refuse a flow whose columns its sink cannot write."""
+    """Refuse a flow whose columns its sink cannot write, also by the schemas that a registry has now."""
     for node in flows.nodes():
-        if (target := table_key(node.target)) in definitions.topics:
+        if (target := table_key(node.target)) in definitions.options:
+            columns, sink = flows.schema(node.name), sink_options(definitions.options[target])
             try:
-                check_schema(flows.schema(node.name), definitions.topics[target])
+                check_schema(columns, sink.topic, [each.column for each in sink.formats])
+                check_encodings(sink.formats, columns, sink.topic, register=sink.register)
+            except RegistryUnreachable as error:
+                note(f"flow {node.name} into sink {node.target} was not checked: {error}")
             except ValueError as error:
                 raise InvalidDefinitions(f"flow {node.name} into sink {node.target}: {error}") from None
 
@@ -595,9 +604,9 @@ class _SessionListener(RunListener):
     def on_table_defined(self, name: str, *, streaming: bool) -> None:
         self._inner.on_table_defined(name, streaming=streaming)
 
-    def on_definitions_loaded(self, definitions: Definitions) -> None:
-        self._session.plan(definitions, self._selection)
-        self._inner.on_definitions_loaded(definitions)
+    def on_definitions_loaded(self, definitions: Definitions, graph: str) -> None:
+        self._session.plan(definitions, self._selection, graph)
+        self._inner.on_definitions_loaded(definitions, graph)
         if self._tables is None:
             self._session.begin_sinks_again(self._selection)
 

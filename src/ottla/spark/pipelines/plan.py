@@ -67,6 +67,8 @@ class Definitions:
     """The topic of each sink into topics; None where each row names its own."""
     servers: dict[str, str] = field(default_factory=dict)
     """The brokers of each sink into topics."""
+    options: dict[str, Mapping[str, str]] = field(default_factory=dict)
+    """The options of each sink into topics."""
     sources: list[tuple[str, str, str]] = field(default_factory=list)
     """The topics that flows name, each with the flow and the brokers: (flow, brokers, topic)."""
     flows: list[FlowDefinition] = field(default_factory=list)

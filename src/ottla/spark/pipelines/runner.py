@@ -81,8 +81,10 @@ class RunListener:
     def on_table_defined(self, name: str, *, streaming: bool) -> None:
         """The definitions declare a streaming table, or a materialized view."""
 
-    def on_definitions_loaded(self, definitions: Definitions) -> None:
-        """All definitions are registered, and the run starts now. A ProjectError prevents that."""
+    def on_definitions_loaded(self, definitions: Definitions, graph: str) -> None:
+        """All definitions are registered, in a graph with this id, and the run starts now. A ProjectError
+        prevents that.
+        """
 
     def on_flow_started(self) -> None:
         """Spark has created the tables, and a flow starts; called for each flow."""
@@ -167,7 +169,7 @@ def _run(
             raise
         except Exception as error:
             raise definition_error(project, error) from None
-        listener.on_definitions_loaded(registry.definitions)
+        listener.on_definitions_loaded(registry.definitions, graph)
         if plan_only:
             return
         if not dry:
@@ -267,6 +269,7 @@ def _registry(
                     options = output.options or {}
                     self._check_options(sink_options, options, f"sink {output.name}", output)
                     parsed = sink_options(options)
+                    self.definitions.options[table_key(output.name)] = options
                     self.definitions.topics[table_key(output.name)] = parsed.topic
                     self.definitions.servers[table_key(output.name)] = parsed.settings["bootstrap.servers"]
 

@@ -453,7 +453,7 @@ class TableListener(RunListener):
     def on_table_defined(self, name: str, *, streaming: bool) -> None:
         self._tables.on_table_defined(self._spark, name, streaming=streaming)
 
-    def on_definitions_loaded(self, definitions: Definitions) -> None:
+    def on_definitions_loaded(self, definitions: Definitions, graph: str) -> None:
         self._tables.on_definitions_loaded(self._spark, self._context, definitions)
 
     def on_flow_started(self) -> None:

@@ -37,6 +37,10 @@ class RegistryRefusal(ValueError):
     """The registry does not answer, or does not have or take a schema."""
 
 
+class RegistryUnreachable(RegistryRefusal):
+    """The registry does not answer: nothing is known of the schema."""
+
+
 _Encode = Callable[[Any], bytes]
 
 
@@ -61,7 +65,19 @@ def column_encodings(
     )
 
 
-def _encoding(options: FormatOptions, kind: DataType, topic: str | None, register: bool) -> ColumnEncoding:
+def check_encodings(
+    formats: tuple[FormatOptions, ...], schema: StructType, topic: str | None, *, register: bool
+) -> None:
+    """Raise the ValueError of `column_encodings`, if there is one now, and register nothing."""
+    types = {each.name: each.dataType for each in schema.fields}
+    for each in formats:
+        if each.column in types:
+            _encoding(each, types[each.column], topic, register, only_checks=True)
+
+
+def _encoding(
+    options: FormatOptions, kind: DataType, topic: str | None, register: bool, *, only_checks: bool = False
+) -> ColumnEncoding:
     text = options.text
     if text is None and (register or options.format is RecordFormat.JSON):
         text = _derived(options, kind)
@@ -69,7 +85,8 @@ def _encoding(options: FormatOptions, kind: DataType, topic: str | None, registe
         schema = None if text is None else SchemaText(text)
         schema_id: int | None = None
         if options.registry is not None:
-            schema, schema_id = _registered(options, text, options.subject_of(topic), register)
+            subject = options.subject_of(topic)
+            schema, schema_id = _registered(options, text, subject, register, only_checks)
         assert schema is not None
         found = ReaderSchema(options.column, options.format, schema, options.message, options.registry)
         indexes = None
@@ -97,9 +114,9 @@ def _derived(options: FormatOptions, kind: DataType) -> str:
 
 
 def _registered(
-    options: FormatOptions, text: str | None, subject: str, register: bool
+    options: FormatOptions, text: str | None, subject: str, register: bool, only_checks: bool
 ) -> tuple[SchemaText, int]:
-    """The schema as the registry has it, and its id."""
+    """The schema as the registry has it, and its id; none if it was only checked whether it can be had."""
     assert options.registry is not None
     client = registry_client(options.registry)
     path = f"/subjects/{part(subject)}"
@@ -108,12 +125,25 @@ def _registered(
         if text is None:
             found = client.call("GET", f"{path}/versions/{options.version}")
             return schema_of(client, found), int(found["id"])
+        if register and only_checks:
+            found = client.call("POST", f"/compatibility{path}/versions", body, verbose=True)
+            if not found["is_compatible"]:
+                raise RegistryRefusal(
+                    f"{options.column}Format={options.format}: subject {subject!r} does not take the schema "
+                    f"of the columns: {'; '.join(found.get('messages') or ())}"
+                )
+            return SchemaText(text), 0
         if register:
             found = client.call("POST", f"{path}/versions", body)
         else:
             found = client.call("POST", path, body)
         return SchemaText(text), int(found["id"])
-    except (HttpError, RegistryRequestError) as error:
+    except HttpError as error:
+        raise RegistryUnreachable(
+            f"{options.column}Format={options.format}: the registry at {shown(options.registry)} does not "
+            f"answer: {error}"
+        ) from None
+    except RegistryRequestError as error:
         hint = "" if register else "; with autoRegister=true the sink registers it"
         raise RegistryRefusal(
             f"{options.column}Format={options.format}: the registry at {shown(options.registry)} has no "

@@ -350,6 +350,20 @@ def test_confluent_version_tells_versions_of_one_schema_apart(registry: Registry
     ]
 
 
+def test_objects_of_json_may_be_taken_to_have_no_further_properties(registry: RegistryClient) -> None:
+    def body(**properties: str) -> dict[str, str]:
+        kinds = {name: {"type": kind} for name, kind in properties.items()}
+        return {"schemaType": "JSON", "schema": json.dumps({"type": "object", "properties": kinds})}
+
+    registry.ok("POST", "/subjects/open/versions", body(a="string"))
+    code, text = registry.refused("POST", "/subjects/open/versions", body(a="string", b="string"))
+    assert code == 409
+    assert "PROPERTY_ADDED_TO_OPEN_CONTENT_MODEL" in text
+    registry.ok("PUT", "/config/open", {"compatibilityPolicy": "LENIENT"})
+    registry.ok("POST", "/subjects/open/versions", body(a="string", b="string"))
+    assert registry.refused("POST", "/subjects/open/versions", body(a="integer", b="string"))[0] == 409
+
+
 def test_fields_that_are_reserved_are_kept_free(registry: RegistryClient) -> None:
     def body(reserved: str, **fields: str) -> dict[str, object]:
         return {

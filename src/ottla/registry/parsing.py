@@ -177,6 +177,8 @@ class SchemaParser:
         new: SchemaSource,
         earlier: Sequence[SchemaSource],
         versions: Sequence[int],
+        *,
+        lenient: bool,
     ) -> list[str]:
         """Why a schema is not compatible with earlier ones, the oldest first; empty if it is."""
         if level is CompatibilityLevel.NONE or not earlier:
@@ -189,6 +191,7 @@ class SchemaParser:
             2 * _cost_us(sources),
             _compare,
             level,
+            lenient,
             sources,
             tuple(versions),
             self._known(sources),
@@ -259,10 +262,14 @@ def _parse(source: SchemaSource, parsed: _Parsed) -> ParsedSchema:
 
 
 def _compare(
-    level: CompatibilityLevel, sources: Sequence[SchemaSource], versions: Sequence[int], known: _Parsed
+    level: CompatibilityLevel,
+    lenient: bool,
+    sources: Sequence[SchemaSource],
+    versions: Sequence[int],
+    known: _Parsed,
 ) -> tuple[list[str], _Parsed]:
     parsed = dict(known)
     new = _parse(sources[0], parsed)
     earlier = [_parse(source, parsed) for source in sources[1:]]
-    messages = check_compatibility(level, new, earlier, versions)
+    messages = check_compatibility(level, new, earlier, versions, lenient=lenient)
     return messages, {source.key: parsed[source.key] for source in sources}

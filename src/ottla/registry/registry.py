@@ -166,12 +166,18 @@ class _Work:
         return self.texts[key]
 
     async def compare(
-        self, level: str, new: SchemaSource, earlier: Sequence[SchemaSource], versions: Sequence[int]
+        self,
+        scope: JsonObject,
+        new: SchemaSource,
+        earlier: Sequence[SchemaSource],
+        versions: Sequence[int],
     ) -> list[str]:
-        key = (level.encode(), new.key, *(each.key for each in earlier))
+        """Compare by the settings of a subject."""
+        level, lenient = scope["compatibilityLevel"], scope.get("compatibilityPolicy") == "LENIENT"
+        key = (f"{level} {lenient}".encode(), new.key, *(each.key for each in earlier))
         if key not in self.differences:
             self.differences[key] = await self.parser.differences(
-                self.client, CompatibilityLevel(level), new, earlier, versions
+                self.client, CompatibilityLevel(level), new, earlier, versions, lenient=lenient
             )
         return self.differences[key]
 
@@ -599,7 +605,7 @@ async def _differences(
     if level != "NONE":
         earlier = earlier if level.endswith("_TRANSITIVE") else earlier[-1:]
         sources = [source_of(state, each) for each in earlier]
-        found += await work.compare(level, source, sources, [each.version for each in earlier])
+        found += await work.compare(scope, source, sources, [each.version for each in earlier])
     if found:
         found.append(f"{{validateFields: '{str(validates).lower()}', compatibility: '{level}'}}")
     return found

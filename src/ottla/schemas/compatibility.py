@@ -49,17 +49,19 @@ def check_compatibility(
     new: ParsedSchema,
     earlier: Sequence[ParsedSchema],
     versions: Sequence[int] = (),
+    *,
+    lenient: bool = False,
 ) -> list[str]:
     """Say why a schema is not compatible with earlier ones, which are given oldest first; empty if it is.
 
     `versions` are those of the earlier schemas, for the messages. Only the first that is not compatible, from
-    the latest on, is reported.
+    the latest on, is reported. `lenient` is Confluent's policy of that name, for JSON Schema.
     """
     if level is CompatibilityLevel.NONE or not earlier:
         return []
     places = range(len(earlier) - 1, -1, -1) if level.is_transitive else (len(earlier) - 1,)
     for place in places:
-        found = _differences(level, new, earlier[place])
+        found = _differences(level, new, earlier[place], lenient)
         if found:
             if new.schema_type is earlier[place].schema_type:
                 if versions:
@@ -69,18 +71,20 @@ def check_compatibility(
     return []
 
 
-def _differences(level: CompatibilityLevel, new: ParsedSchema, old: ParsedSchema) -> list[str]:
+def _differences(level: CompatibilityLevel, new: ParsedSchema, old: ParsedSchema, lenient: bool) -> list[str]:
     if new.schema_type is not old.schema_type:
         return ["Incompatible because of different schema type"]
     found: list[str] = []
     if level.is_forward:
-        found += _unreadable(old, new, "old", "new")
+        found += _unreadable(old, new, "old", "new", lenient)
     if level.is_backward:
-        found += _unreadable(new, old, "new", "old")
+        found += _unreadable(new, old, "new", "old", lenient)
     return found
 
 
-def _unreadable(reader: ParsedSchema, writer: ParsedSchema, reader_name: str, writer_name: str) -> list[str]:
+def _unreadable(
+    reader: ParsedSchema, writer: ParsedSchema, reader_name: str, writer_name: str, lenient: bool
+) -> list[str]:
     """Say why one schema cannot read what was written with another."""
     if isinstance(reader, AvroDefinition) and isinstance(writer, AvroDefinition):
         return avro_differences(reader.root, writer.root, reader_name, writer_name)
@@ -88,7 +92,7 @@ def _unreadable(reader: ParsedSchema, writer: ParsedSchema, reader_name: str, wr
         return protobuf_differences(reader, writer, reader_name, writer_name)
     assert isinstance(reader, JsonDefinition)
     assert isinstance(writer, JsonDefinition)
-    return json_differences(reader, writer, reader_name, writer_name)
+    return json_differences(reader, writer, reader_name, writer_name, lenient=lenient)
 
 
 def _shown(schema: ParsedSchema) -> str:

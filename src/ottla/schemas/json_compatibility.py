@@ -87,18 +87,42 @@ _DESCRIPTIONS: Final = {
 }
 
 
+# What the lenient policy allows: producers and consumers that take an object to have no further properties.
+_LENIENT: Final = frozenset(
+    (
+        "ADDITIONAL_PROPERTIES_NARROWED",
+        "ADDITIONAL_PROPERTIES_REMOVED",
+        "UNEVALUATED_PROPERTIES_NARROWED",
+        "UNEVALUATED_PROPERTIES_REMOVED",
+        "REQUIRED_PROPERTY_WITH_DEFAULT_ADDED_TO_OPEN_CONTENT_MODEL",
+        "OPTIONAL_PROPERTY_ADDED_TO_OPEN_CONTENT_MODEL",
+        "PROPERTY_REMOVED_FROM_CLOSED_CONTENT_MODEL",
+        "PROPERTY_ADDED_NOT_COVERED_BY_PARTIALLY_OPEN_CONTENT_MODEL",
+        "PROPERTY_REMOVED_NOT_COVERED_BY_PARTIALLY_OPEN_CONTENT_MODEL",
+    )
+)
+
+
 class _TooManyPairs(Exception):
     """The schemas are too large, or nested too deeply, to be compared."""
 
 
 def json_differences(
-    reader: JsonDefinition, writer: JsonDefinition, reader_name: str, writer_name: str
+    reader: JsonDefinition,
+    writer: JsonDefinition,
+    reader_name: str,
+    writer_name: str,
+    *,
+    lenient: bool = False,
 ) -> list[str]:
-    """Say why a value that the writer's schema allows is not valid for the reader; empty if all are."""
+    """Say why a value that the writer's schema allows is not valid for the reader; empty if all are. It is
+    `lenient` to take it that objects have no properties but those that their schema names.
+    """
+    allowed = _LENIENT if lenient else frozenset()
     known: dict[tuple[int, int], _Problems] = {}
     try:
         while True:
-            comparison = _Comparison(known)
+            comparison = _Comparison(known, allowed)
             comparison.compare(writer.root, reader.root)
             found = comparison.incompatible()
             if not comparison.assumed or found.keys() == known.keys():
@@ -125,8 +149,9 @@ def _description(kind: str) -> str:
 class _Comparison:
     """Compare parts of the schema that values were valid for (old) with those of the one that reads them."""
 
-    def __init__(self, known: Mapping[tuple[int, int], _Problems]) -> None:
+    def __init__(self, known: Mapping[tuple[int, int], _Problems], allowed: frozenset[str]) -> None:
         self._known: Final = known
+        self._allowed: Final = allowed
         self._compared: Final[dict[tuple[int, int], _Problems]] = {}
         self._under_way: Final[set[tuple[int, int]]] = set()
         self._left = _MAX_PAIRS
@@ -146,7 +171,7 @@ class _Comparison:
         del self._path[-len(names) :]
 
     def _add(self, kind: str, *names: str) -> None:
-        if len(self.problems) < _MAX_PROBLEMS:
+        if kind not in self._allowed and len(self.problems) < _MAX_PROBLEMS:
             self.problems.append((kind, "/".join((*self._path, *names))))
 
     def _take(self, steps: int) -> None:

@@ -6,6 +6,7 @@ the files are the same, for plain requests, unusual ones and damaged ones.
 
 from __future__ import annotations
 
+import logging
 import os
 import random
 import re
@@ -35,6 +36,8 @@ from ottla.protocol.messages.produce import (
 from ottla.records.builder import build_batch
 from ottla.records.types import Codec
 from ottla.runtime import disk
+from ottla.security.authorizer.audit_log import LOGGER_NAME
+from ottla.security.authorizer.standard_authorizer import CLASS_NAME
 from ottla.testing.local_cluster import LocalCluster
 from ottla.testing.local_node import LocalNode
 
@@ -283,6 +286,26 @@ def test_a_write_that_fails_leaves_the_rest_to_the_handler(
         assert left_to_python[True] == before + 1
         monkeypatch.undo()
         assert offsets() == [(0, end + 1)] * 3
+
+
+def test_what_is_allowed_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Also if the kernel leaves the request to the handler, which asks again."""
+    authorizer = {"authorizer.class.name": CLASS_NAME, "super.users": "User:ANONYMOUS"}
+    settings = {**LANE, **authorizer, "log.dirs": str(tmp_path / "data")}
+    with LocalNode(settings) as node, WireClient(node.bootstrap_servers) as wire:
+        create_topic(wire, "plain", PARTITIONS)
+        with caplog.at_level(logging.DEBUG, LOGGER_NAME):
+            for codec in (Codec.NONE, Codec.GZIP):
+                batch = build_batch([(int(time.time() * 1000), None, b"value")], codec=codec)
+                parts = [PartitionProduceData(index=0, records=batch)]
+                request = ProduceRequest(
+                    acks=1, topic_data=[TopicProduceData(name="plain", partition_data=parts)]
+                )
+                assert (
+                    not wire.get(request, 9, ProduceResponse).responses[0].partition_responses[0].error_code
+                )
+    lines = [record.getMessage() for record in caplog.records]
+    assert sum("is Allowed operation = WRITE" in line for line in lines) == 2, lines
 
 
 @pytest.mark.slow

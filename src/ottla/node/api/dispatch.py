@@ -318,13 +318,16 @@ class Dispatcher:
         return served.statistics[version] or self._measure(served, served.statistics, version)
 
     def _may_write(self, connection: ClientConnection, client_id: str | None, topic: str, count: int) -> bool:
-        """Whether the client may write a topic. Where it may not, or that is not known yet, the handler says
-        what becomes of it.
+        """Whether the client may write a topic, for the lane. Where it may not, or that is not known yet, the
+        handler says what becomes of it; so it does where all that is allowed is logged, as the lane may hand
+        the request on to it after this.
         """
         services = self._gate.services
         assert services is not None
         authorizer = services.node.authorizer
         assert authorizer is not None
+        if authorizer.logs_allowed:
+            return False
         requester = _Producer(connection, client_id)
         try:
             return authorizer.allowed(requester, _WRITE, _TOPIC, topic, count=count, log_denied=False)

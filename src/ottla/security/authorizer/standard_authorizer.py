@@ -116,6 +116,11 @@ class StandardAuthorizer:
 
     # Decisions
 
+    @property
+    def logs_allowed(self) -> bool:
+        """Whether each decision that allows something is logged."""
+        return self._logs(logging.DEBUG)
+
     def allowed(
         self,
         requester: Auditable,
@@ -135,7 +140,7 @@ class StandardAuthorizer:
         if rule is None:
             rule = self._decide(key, principal)
         if rule.is_allowed:
-            if self._logs(logging.DEBUG):
+            if self.logs_allowed:
                 self.audit.allowed(requester, operation, resource_type, name, count, rule)
             return True
         if log_denied:

@@ -13,6 +13,7 @@ from ottla.protocol.messages.alter_client_quotas import (
     EntityData,
     OpData,
 )
+from ottla.runtime.steps import run_at_once
 from tests.metadata.controller_harness import ControllerHarness
 
 ALICE = (("user", "alice"),)
@@ -80,6 +81,6 @@ def test_a_quota_is_above_zero(world: ControllerHarness, value: float) -> None:
 def test_a_request_for_too_much_is_refused_as_a_whole(world: ControllerHarness) -> None:
     many = [entry({"client-id": str(number)}, producer_byte_rate=1.0) for number in range(10_001)]
     with pytest.raises(KafkaError) as error:
-        world.controller.alter_client_quotas(AlterClientQuotasRequest(entries=many))
+        run_at_once(world.controller.alter_client_quotas(AlterClientQuotasRequest(entries=many)))
     assert error.value.code is ErrorCode.POLICY_VIOLATION
     assert world.image.client_quotas == {}

@@ -11,7 +11,14 @@ import math
 from collections.abc import Mapping
 from typing import Final
 
-from ottla.metadata.controller.state import NO_ERROR, ApiError, ControllerState, Result, check_record_count
+from ottla.metadata.controller.state import (
+    NO_ERROR,
+    ApiError,
+    ControllerState,
+    Decision,
+    Result,
+    check_record_count,
+)
 from ottla.metadata.image.entities import QuotaEntity
 from ottla.metadata.image.image import quota_record
 from ottla.metadata.records import MetadataRecord
@@ -39,31 +46,31 @@ _MAX_INT: Final = 2**31 - 1
 
 def alter_client_quotas(
     state: ControllerState, request: AlterClientQuotasRequest
-) -> Result[AlterClientQuotasResponse]:
+) -> Decision[AlterClientQuotasResponse]:
     records: list[MetadataRecord] = []
     errors: dict[QuotaEntity, ApiError] = {}
     for entry in request.entries:
+        yield
         entity = _entity(entry)
-        keys = [op.key for op in entry.ops]
-        if entity in errors or len(keys) > len(set(keys)):
+        changes = {op.key: None if op.remove else op.value for op in entry.ops}
+        if entity in errors or len(changes) < len(entry.ops):
             errors[entity] = _invalid(f"Ignoring duplicate entity {_text(entity)}")
             continue
-        changes = {op.key: None if op.remove else op.value for op in entry.ops}
         error = _check_entity(entity) or _check_values(entity, changes)
         if error is None:
             records += _records(state, entity, changes)
         errors[entity] = error or NO_ERROR
     check_record_count(records)
-    response = AlterClientQuotasResponse(
-        entries=[
+    response = AlterClientQuotasResponse()
+    for entity, error in errors.items():
+        yield
+        response.entries.append(
             AlterClientQuotasResponseEntryData(
                 error_code=int(error.code),
                 error_message=error.message,
                 entity=[EntityData(entity_type=type, entity_name=name) for type, name in entity],
             )
-            for entity, error in errors.items()
-        ]
-    )
+        )
     return Result([] if request.validate_only else records, response)
 
 

@@ -19,6 +19,7 @@ from ottla.metadata.controller.state import (
     ApiError,
     ControllerRequestContext,
     ControllerState,
+    Decision,
     Result,
     check_record_count,
 )
@@ -45,6 +46,7 @@ from ottla.protocol.messages.incremental_alter_configs import (
 )
 from ottla.protocol.metadata_records import ClearElrRecord, ConfigRecord
 from ottla.protocol.names import invalid_topic_name
+from ottla.runtime.steps import Steps
 
 MIN_INSYNC_REPLICAS: Final = "min.insync.replicas"
 CORDONED_LOG_DIRS: Final = "cordoned.log.dirs"
@@ -70,15 +72,15 @@ _ALTERABLE: Final = frozenset(
 
 def incremental_alter_configs(
     state: ControllerState, request: IncrementalAlterConfigsRequest, context: ControllerRequestContext
-) -> Result[IncrementalAlterConfigsResponse]:
+) -> Decision[IncrementalAlterConfigsResponse]:
     records: list[MetadataRecord] = []
-    responses: list[AlterConfigsResourceResponse] = []
-    repeated = _duplicates((r.resource_type, r.resource_name) for r in request.resources)
+    response = IncrementalAlterConfigsResponse()
+    repeated = yield from _repeated((r.resource_type, r.resource_name) for r in request.resources)
     for asked in request.resources:
         resource = ConfigResource(asked.resource_type, asked.resource_name)
         decide = partial(_incremental_records, state, resource, asked.configs)
-        error = _alter(state, resource, decide, context, repeated, records)
-        responses.append(
+        error = yield from _alter(state, resource, decide, context, repeated, records)
+        response.responses.append(
             AlterConfigsResourceResponse(
                 error_code=int(error.code),
                 error_message=error.message,
@@ -86,24 +88,24 @@ def incremental_alter_configs(
                 resource_name=asked.resource_name,
             )
         )
+    check_record_count(records)
     records += clear_elr_records(state, records)
     check_record_count(records)
-    response = IncrementalAlterConfigsResponse(responses=responses)
     return Result([] if request.validate_only else records, response)
 
 
 def alter_configs(
     state: ControllerState, request: AlterConfigsRequest, context: ControllerRequestContext
-) -> Result[AlterConfigsResponse]:
+) -> Decision[AlterConfigsResponse]:
     """AlterConfigs, the deprecated API: the given configs replace all that are set."""
     records: list[MetadataRecord] = []
-    responses: list[LegacyResourceResponse] = []
-    repeated = _duplicates((r.resource_type, r.resource_name) for r in request.resources)
+    response = AlterConfigsResponse()
+    repeated = yield from _repeated((r.resource_type, r.resource_name) for r in request.resources)
     for asked in request.resources:
         resource = ConfigResource(asked.resource_type, asked.resource_name)
         decide = partial(_replacing_records, state, resource, asked.configs)
-        error = _alter(state, resource, decide, context, repeated, records)
-        responses.append(
+        error = yield from _alter(state, resource, decide, context, repeated, records)
+        response.responses.append(
             LegacyResourceResponse(
                 error_code=int(error.code),
                 error_message=error.message,
@@ -111,14 +113,15 @@ def alter_configs(
                 resource_name=asked.resource_name,
             )
         )
+    check_record_count(records)
     records += clear_elr_records(state, records)
     check_record_count(records)
-    return Result([] if request.validate_only else records, AlterConfigsResponse(responses=responses))
+    return Result([] if request.validate_only else records, response)
 
 
 def topic_creation_config_records(
     state: ControllerState, topic: str, configs: Sequence[CreatableTopicConfig]
-) -> tuple[list[MetadataRecord], dict[str, str]]:
+) -> Steps[tuple[list[MetadataRecord], dict[str, str]]]:
     """The config records of a topic that is being created, and the configs by name."""
     nulls = [config.name for config in configs if config.value is None]
     if nulls:
@@ -130,7 +133,7 @@ def topic_creation_config_records(
     if not overrides:
         return [], overrides
     records = [config_record(resource, name, value) for name, value in overrides.items()]
-    _validate(state, resource, records, existing={}, must_exist=False, forwarded=True)
+    yield from _validate(state, resource, records, existing={}, must_exist=False, forwarded=True)
     return [*records, *clear_elr_records(state, records)], overrides
 
 
@@ -162,19 +165,26 @@ def elr_safety_records(state: ControllerState) -> list[MetadataRecord]:
     return records
 
 
-def _duplicates(resources: Iterable[tuple[int, str]]) -> set[tuple[int, str]]:
-    return {resource for resource, count in Counter(resources).items() if count > 1}
+def _repeated(resources: Iterable[tuple[int, str]]) -> Steps[set[tuple[int, str]]]:
+    """The resources that are named more than once."""
+    seen: set[tuple[int, str]] = set()
+    repeated: set[tuple[int, str]] = set()
+    for resource in resources:
+        (repeated if resource in seen else seen).add(resource)
+        yield
+    return repeated
 
 
 def _alter(
     state: ControllerState,
     resource: ConfigResource,
-    decide: Callable[[], list[ConfigRecord]],
+    decide: Callable[[], Steps[list[ConfigRecord]]],
     context: ControllerRequestContext,
     repeated: set[tuple[int, str]],
     records: list[MetadataRecord],
-) -> ApiError:
+) -> Steps[ApiError]:
     """Decide on one resource; its records are added only if all of its changes are valid."""
+    yield
     try:
         if resource in repeated:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
@@ -183,9 +193,9 @@ def _alter(
                 ErrorCode.INVALID_REQUEST, f"Unknown resource type {int(resource.type)}: it has no configs."
             )
         _authorize(resource, context)
-        changes = decide()
+        changes = yield from decide()
         existing = state.image.config(resource)
-        _validate(state, resource, changes, existing, must_exist=True, forwarded=context.forwarded)
+        yield from _validate(state, resource, changes, existing, must_exist=True, forwarded=context.forwarded)
     except KafkaError as error:
         return ApiError.of(error)
     records += changes
@@ -212,7 +222,7 @@ def _check_keys(names: Sequence[str], nulls: Sequence[str]) -> None:
 
 def _incremental_records(
     state: ControllerState, resource: ConfigResource, configs: Sequence[AlterableConfig]
-) -> list[ConfigRecord]:
+) -> Steps[list[ConfigRecord]]:
     _check_keys(
         [config.name for config in configs],
         [c.name for c in configs if c.value is None and c.config_operation != OpType.DELETE],
@@ -220,6 +230,7 @@ def _incremental_records(
     current = state.image.config(resource)
     records = []
     for config in configs:
+        yield
         old = current.get(config.name)
         if config.config_operation == OpType.SET:
             new = config.value
@@ -237,15 +248,15 @@ def _incremental_records(
 
 def _replacing_records(
     state: ControllerState, resource: ConfigResource, configs: Sequence[LegacyAlterableConfig]
-) -> list[ConfigRecord]:
+) -> Steps[list[ConfigRecord]]:
     _check_keys([config.name for config in configs], [c.name for c in configs if c.value is None])
     given = {config.name: config.value for config in configs}
     current = state.image.config(resource)
-    records = [
-        config_record(resource, name, value)
-        for name, value in given.items()
-        if current.get(name) != value or resource.type == ConfigResourceType.BROKER
-    ]
+    records = []
+    for name, value in given.items():
+        yield
+        if current.get(name) != value or resource.type == ConfigResourceType.BROKER:
+            records.append(config_record(resource, name, value))
     return records + [config_record(resource, name, None) for name in current if name not in given]
 
 
@@ -260,12 +271,17 @@ def _alter_list_value(
         )
     text = state.schema.default(resource.type, config.name) if old is None else old
     items = [item for item in (text or "").split(",") if item]
-    for item in (config.value or "").split(","):
-        if operation is OpType.APPEND and item not in items:
-            items.append(item)
-        elif operation is OpType.SUBTRACT and item in items:
-            items.remove(item)
-    return ",".join(items)
+    given = Counter((config.value or "").split(","))
+    if operation is OpType.APPEND:
+        known = set(items)
+        return ",".join([*items, *(item for item in given if item not in known)])
+    kept = []
+    for item in items:
+        if given[item] > 0:
+            given[item] -= 1
+        else:
+            kept.append(item)
+    return ",".join(kept)
 
 
 def _validate(
@@ -276,9 +292,10 @@ def _validate(
     *,
     must_exist: bool,
     forwarded: bool,
-) -> None:
+) -> Steps[None]:
     configs = dict(existing)
     for change in changes:
+        yield
         _check_protected(state, resource, change, existing, forwarded=forwarded)
         if change.value is None:
             configs.pop(change.name, None)

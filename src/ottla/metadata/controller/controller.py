@@ -290,12 +290,12 @@ class Controller:
 
     def alter_configs(
         self, request: AlterConfigsRequest, context: ControllerRequestContext = ANY_CALLER
-    ) -> Result[AlterConfigsResponse]:
+    ) -> Decision[AlterConfigsResponse]:
         return control_configs.alter_configs(self._state, request, context)
 
     def incremental_alter_configs(
         self, request: IncrementalAlterConfigsRequest, context: ControllerRequestContext = ANY_CALLER
-    ) -> Result[IncrementalAlterConfigsResponse]:
+    ) -> Decision[IncrementalAlterConfigsResponse]:
         return control_configs.incremental_alter_configs(self._state, request, context)
 
     def alter_user_scram_credentials(
@@ -347,7 +347,7 @@ class Controller:
 
         return sweep_expired_delegation_tokens(self._state, now_ms)
 
-    def alter_client_quotas(self, request: AlterClientQuotasRequest) -> Result[AlterClientQuotasResponse]:
+    def alter_client_quotas(self, request: AlterClientQuotasRequest) -> Decision[AlterClientQuotasResponse]:
         return control_client_quotas.alter_client_quotas(self._state, request)
 
     def update_features(

@@ -77,6 +77,7 @@ def create_topics(
     created_keys: dict[str, list[str]] = {}
     effective_configs: _EffectiveConfigs = {}
     for topic in wanted:
+        yield
         topic_records: list[MetadataRecord] = []
         try:
             if topic.name == CLUSTER_METADATA_TOPIC:
@@ -157,7 +158,7 @@ def _create_topic(
     effective_configs: _EffectiveConfigs,
 ) -> Steps[CreatableTopicResult]:
     yield  # a topic of one partition is an item too
-    config_records, overrides = topic_creation_config_records(state, topic.name, topic.configs)
+    config_records, overrides = yield from topic_creation_config_records(state, topic.name, topic.configs)
     if topic.assignments:
         partitions = yield from _manually_assigned(state, topic)
     else:

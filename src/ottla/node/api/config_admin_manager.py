@@ -212,9 +212,11 @@ def _apply_changes(current: Mapping[str, str], changes: Sequence[Change]) -> dic
             items = [item for item in settings.get(name, key.show(key.default) or "").split(",") if item]
             given = [item for item in (value or "").split(",") if item]
             if operation == OpType.APPEND:
-                items += [item for item in given if item not in items]
+                known = set(items)
+                items += [item for item in given if item not in known]
             else:
-                items = [item for item in items if item not in given]
+                removed = set(given)
+                items = [item for item in items if item not in removed]
             settings[name] = ",".join(items)
         else:
             raise _invalid(f"Unknown operation type {operation}")

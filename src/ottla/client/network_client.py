@@ -225,7 +225,7 @@ class NetworkClient:
         return await self._first_reachable()
 
     async def _first_reachable(self) -> BrokerConnection:
-        failures: dict[Address, KafkaError] = {}
+        failures: dict[Address, str] = {}
         known = {Address(broker.host, broker.port): broker for broker in self.metadata.brokers.values()}
         for address in dict.fromkeys([*known, *self._bootstrap]):
             broker = known.get(address)
@@ -235,9 +235,8 @@ class NetworkClient:
             except AuthenticationFailed:
                 raise  # every broker of the cluster knows the same users
             except KafkaError as error:
-                failures[address] = error
-        reasons = "; ".join(error.message for error in failures.values())
-        raise BootstrapFailed(f"no broker can be reached. {reasons}")
+                failures[address] = error.message
+        raise BootstrapFailed(f"no broker can be reached. {'; '.join(failures.values())}")
 
     async def request_any(self, request: Request, response_type: type[R]) -> R:
         """Send a request to any broker and return the response."""
@@ -424,7 +423,7 @@ class MetadataUpdater:
                 self.last_error = None
             except KafkaError as error:
                 log.debug("metadata: %s", error)
-                self.last_error = error
+                self.last_error = error.again()
                 self.request_update(topics)
             else:
                 self._on_update()

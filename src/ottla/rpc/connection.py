@@ -475,7 +475,7 @@ class BrokerConnection(asyncio.BufferedProtocol):
     def _end(self, reason: KafkaError) -> None:
         """Fail everything pending and abort the transport. The first reason counts."""
         if self._lost is None:
-            self._lost = reason
+            self._lost = reason.again()
         self._writable.set()
         if self._idle_check is not None:
             self._idle_check.cancel()
@@ -488,14 +488,14 @@ class BrokerConnection(asyncio.BufferedProtocol):
             pending.timer.cancel()
             response = pending.response
             if not response.done():
-                response.set_exception(self._lost)
+                response.set_exception(self._lost.again())
                 response.exception()  # marks it as retrieved, so that an abandoned request does not warn
         if self._transport is not None:
             self._transport.abort()
 
     def _usable_transport(self) -> asyncio.Transport:
         if self._lost is not None:
-            raise self._lost
+            raise self._lost.again()
         if self._transport is None:
             raise ConnectionLost(f"{self.address}: not connected")
         return self._transport

@@ -131,15 +131,15 @@ class ConsumerMembershipManager:
         self._owner.wake()
 
     def _on_failure(self, error: KafkaError) -> None:
-        self._failure = error
+        self._failure = error.again()
         self._owner.wake()
 
     # Within the user's poll.
 
     async def poll(self) -> None:
         if self._failure is not None:
-            error, self._failure = self._failure, None
-            raise error
+            failure, self._failure = self._failure, None
+            raise failure.again()
         if self._lost:
             self._lost = self._owned_once = False
             owned = self._owner.owned_partitions()

@@ -130,7 +130,7 @@ class Sender:
                     self._fail_waiting(error)
                     return IDLE_CHECK_S
                 log.debug("no producer id yet: %s", error)
-                self._identity_error = error
+                self._identity_error = error.again()
                 return self._config.retry_backoff_ms / 1000
         wait = IDLE_CHECK_S
         due: dict[int, list[PartitionQueue]] = {}
@@ -350,7 +350,7 @@ class Sender:
             if error.code is ErrorCode.CONCURRENT_TRANSACTIONS:
                 backoff = min(backoff, BRIEF_WAIT_MS)
             batch.not_before = asyncio.get_running_loop().time() + backoff / 1000
-            batch.last_error = self._retried_error = error
+            batch.last_error = self._retried_error = error.again()
             log.debug("%s: %s; trying again in %d ms", batch.partition, error, backoff)
             self._accumulator.reenqueue(batch)
         else:

@@ -107,16 +107,16 @@ class ShareMembershipManager:
         self._wake()
 
     def _on_failure(self, error: KafkaError) -> None:
-        self._failure = error
+        self._failure = error.again()
         self._wake()
 
     async def poll(self) -> None:
         """Apply what heartbeats have brought; raise the error that ended them."""
         if self._failure is not None:
-            error, self._failure = self._failure, None
+            failure, self._failure = self._failure, None
             # The next poll tries again: an ACL may have been added.
             self._thread.post(self._heartbeats.rejoin)
-            raise error
+            raise failure.again()
         if self._lost:
             self._lost = False
             self._on_assignment({})

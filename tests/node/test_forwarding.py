@@ -10,10 +10,18 @@ from tests.support.wire import WireClient
 from ottla.protocol.api import API
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.headers import RequestHeader, read_response, request_header_version
+from ottla.protocol.messages.alter_client_quotas import (
+    AlterClientQuotasRequest,
+    AlterClientQuotasRequestEntryData,
+    AlterClientQuotasResponse,
+    EntityData,
+    OpData,
+)
 from ottla.protocol.messages.create_topics import CreatableTopic, CreateTopicsRequest, CreateTopicsResponse
 from ottla.protocol.messages.envelope import EnvelopeRequest, EnvelopeResponse
 from ottla.protocol.messages.produce import ProduceRequest
 from ottla.protocol.schema import Request
+from ottla.runtime.turns import Turns
 from ottla.security import principal
 from ottla.testing.cluster_plan import free_ports
 from ottla.testing.local_node import LocalNode
@@ -72,6 +80,38 @@ def test_a_forwarded_request_is_answered(controller: WireClient, principal: byte
     assert number == 7
     assert isinstance(response, CreateTopicsResponse)
     assert [(topic.name, topic.error_code) for topic in response.topics] == [(name, 0)]
+
+
+def test_a_long_request_that_was_forwarded_is_answered_in_turns(
+    controller: WireClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[int] = []
+    pause = Turns.pause
+
+    async def counted(self: Turns) -> None:
+        pauses.append(1)
+        await pause(self)
+
+    monkeypatch.setattr(Turns, "pause", counted)
+    monkeypatch.setattr(Turns, "is_due", lambda self: True)
+    ops = [OpData(key="producer_byte_rate", value=1.0)]
+    entries = [
+        AlterClientQuotasRequestEntryData(
+            entity=[EntityData(entity_type="user", entity_name=f"user-{number}")], ops=ops
+        )
+        for number in range(400)
+    ]
+    data = frame(AlterClientQuotasRequest(entries=entries, validate_only=True), 1)
+    answer = put(controller, data, ANONYMOUS, LOOPBACK)
+    assert answer.error_code == 0
+    assert answer.response_data is not None
+    _, response = read_response(API[AlterClientQuotasRequest.API_KEY], 1, answer.response_data)
+    assert isinstance(response, AlterClientQuotasResponse)
+    assert [entry.entity[0].entity_name for entry in response.entries] == [
+        f"user-{number}" for number in range(400)
+    ]
+    assert not any(entry.error_code for entry in response.entries)
+    assert len(pauses) >= 800
 
 
 @pytest.mark.parametrize(

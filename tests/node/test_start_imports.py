@@ -88,6 +88,55 @@ def test_the_event_loop_does_not_wait_for_the_import_of_the_cleaner(tmp_path: Pa
     assert "in the main thread: False" in done.stderr
 
 
+# Starts a node, sends it a first request of each API, and prints what of ottla its event loop imports.
+FIRST_REQUESTS = """
+import contextlib, sys, threading
+from bench.attack import NOT_SENT
+from tests.support.messages import MessageMaker
+from tests.support.wire import WireClient
+from ottla.node.api.routes import ROUTES
+from ottla.protocol.api import API
+from ottla.testing.local_node import LocalNode
+
+elsewhere = []
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if threading.current_thread().name == "ottla-local-node" and name.startswith("ottla."):
+            print(name)
+        elif name.startswith("ottla.node.api.handlers."):
+            elsewhere.append(name)
+
+apis = [API[key] for key, route in ROUTES.items() if route.name not in NOT_SENT]
+drawn = [(MessageMaker(api.key).make(api.request_class, api.max_version), api.max_version) for api in apis]
+with LocalNode() as node, WireClient(node.bootstrap_servers) as wire:
+    sys.meta_path.insert(0, Finder())
+    for request, version in drawn:
+        for name in ("timeout_ms", "max_wait_ms", "rebalance_timeout_ms", "session_timeout_ms"):
+            if hasattr(request, name):
+                setattr(request, name, 0)
+        if getattr(request, "acks", None) != 0:
+            with contextlib.suppress(OSError):
+                wire.ask(request, version)
+    print(len(elsewhere))
+"""
+
+
+@pytest.mark.slow
+def test_the_event_loop_does_not_wait_for_the_import_of_what_answers_a_request() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", FIRST_REQUESTS],
+        capture_output=True,
+        text=True,
+        timeout=200,
+        cwd=Path(__file__).parents[2],
+    )
+    assert done.returncode == 0, done.stderr
+    *on_the_loop, elsewhere = done.stdout.splitlines()
+    assert on_the_loop == []
+    assert int(elsewhere) > 70, elsewhere
+
+
 # Starts a node, has it find the coordinator of a group, and prints which thread imports the coordinator.
 FIRST_GROUP = """
 import sys, threading

@@ -227,6 +227,18 @@ class Message(Struct):
             ) from error
 
     @classmethod
+    def prepare_encoder(cls, version: int) -> None:
+        """Make what encodes a version, which takes the first message of it some milliseconds otherwise."""
+        if version not in cls._encoders:
+            _compile_encoder(cls, version)
+
+    @classmethod
+    def prepare_decoder(cls, version: int) -> None:
+        """Make what decodes a version."""
+        if version not in cls._decoders:
+            _compile_decoder(cls, version)
+
+    @classmethod
     def decode(cls, data: Buffer, version: int) -> Self:
         """Decode a message that takes all of the bytes; MalformedMessage if it does not."""
         message, position = cls.decode_from(data, 0, version)

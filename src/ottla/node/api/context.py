@@ -9,9 +9,9 @@ way take their common base, `ApiRequestContext`.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from ottla.metadata.controller.state import ControllerRequestContext
 from ottla.protocol.acl import (
@@ -45,6 +45,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+ELEMENTS_OF_A_TURN: Final = 1_000
+"""Elements of the arrays of a request that are decoded at once, which takes a few milliseconds."""
+
 
 @dataclass(frozen=True, slots=True)
 class RequestListener:
@@ -64,6 +67,8 @@ class ApiRequestContext(ABC):
     version: int
     correlation_id: int
     client_id: str | None
+    # Set where decoding took more than a turn: the response may take as much to encode.
+    is_long: bool = field(default=False, kw_only=True)
 
     @property
     @abstractmethod
@@ -124,6 +129,24 @@ class ApiRequestContext(ABC):
             op for op in supported if self.allowed(op, resource_type, name, log_denied=False)
         )
 
+    def run_steps(self, steps: Steps[T]) -> T | Awaitable[T]:
+        """Run what is done for each part of the request: at once, or of a long one in turns."""
+        if self.is_long:
+            return in_turns(steps, Turns(self.services.node.runtime.clock))
+        return run_at_once(steps)
+
+    async def complete(self, steps: Steps[T]) -> T:
+        """As `run_steps`, for what waits anyway."""
+        if self.is_long:
+            return await in_turns(steps, Turns(self.services.node.runtime.clock))
+        return run_at_once(steps)
+
+    async def build(self, make: Callable[..., T], *args: object) -> T:
+        """Make an answer by code that reads nothing that may change meanwhile: of a long one in a thread."""
+        if self.is_long:
+            return await self.services.node.runtime.pool.run(make, *args)
+        return make(*args)
+
     def for_controller(self, quota: ControllerMutationQuota | None = None) -> ControllerRequestContext:
         """This request as the controller sees it, with the quota on the partitions that it changes."""
         if quota is None:
@@ -160,8 +183,6 @@ class RequestContext(ApiRequestContext):
     forwarded: Request | None = None
     # Set by a handler whose response takes more than a turn of the event loop to encode: the pool does it.
     is_bulky: bool = False
-    # Set by the dispatcher where decoding took more than a turn: the response may take as much to encode.
-    is_long: bool = False
 
     def mutation_quota(self, *, strict_since: int) -> ControllerMutationQuota | None:
         """As for each request, but what comes to a controller's own listener is of another node."""
@@ -180,11 +201,14 @@ class RequestContext(ApiRequestContext):
         assert broker is not None, f"{self.api.name} came to a listener of controllers"
         return broker
 
-    def run_steps(self, steps: Steps[T]) -> T | Awaitable[T]:
-        """Run what is done for each part of the request: at once, or of a long one in turns."""
-        if self.is_long:
-            return in_turns(steps, Turns(self.services.node.runtime.clock))
-        return run_at_once(steps)
+    def run_bulky(self, steps: Steps[T], items: int, at_once: int = 200) -> T | Awaitable[T]:
+        """Run what is done for each of some items: at once, or where there are more than that in turns, and
+        the pool encodes the response.
+        """
+        if items <= at_once:
+            return run_at_once(steps)
+        self.is_bulky = True
+        return in_turns(steps, Turns(self.services.node.runtime.clock))
 
     async def run_heavy(self, cost_us: int, fn: Callable[[], T], *, memory_bytes: int = 0) -> T:
         """Have the work done in a thread when it is the client's turn: one that has logged in waits behind

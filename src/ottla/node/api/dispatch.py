@@ -15,12 +15,17 @@ from typing import Any, Final
 
 from ottla.metadata.image.image import MetadataImage
 from ottla.node.api.audit import AUDITED, log_changes
-from ottla.node.api.context import RequestContext, RequestListener
+from ottla.node.api.context import ELEMENTS_OF_A_TURN, RequestContext, RequestListener
 from ottla.node.api.request_gate import RequestGate
 from ottla.node.api.request_meter import RequestMeter
 from ottla.node.api.response_cache import MAX_REQUEST_BYTES, CacheKey, ResponseCache
 from ottla.node.api.response_errors import error_codes
-from ottla.node.api.responses import encode, make_failure_response, unsupported_api_versions
+from ottla.node.api.responses import (
+    encode,
+    has_many_parts,
+    make_failure_response,
+    unsupported_api_versions,
+)
 from ottla.node.api.routes import ROUTES, ApiRoute, FailureResponse, Forwarding, Handler
 from ottla.node.api.services import ApiServices
 from ottla.node.network.connection import (
@@ -64,8 +69,8 @@ _FETCH_OF_FOLLOWER: Final = "FetchFollower"
 # How many bulky responses of a listener are made at once; the others wait. Each is objects for thousands of
 # partitions until it is encoded, which no budget counts.
 _BULKY_AT_ONCE: Final = 2
-# Elements of the arrays of a request that are decoded at once, which takes a few milliseconds.
-_ELEMENTS_OF_A_TURN: Final = 1_000
+# For whom code is imported: everyone who asks for the API.
+_MODULES: Final = "modules"
 
 
 class _ServedApi:
@@ -81,6 +86,7 @@ class _ServedApi:
         "failure_response",
         "forwarded",
         "handle",
+        "loaded",
         "max_version",
         "min_version",
         "request_class",
@@ -107,18 +113,22 @@ class _ServedApi:
         self.statistics_of_nodes: list[RequestStatistics | None] = (
             [None] * versions if self.api.key == FETCH else self.statistics
         )
-        # Set by `load`.
-        self.handle: Handler | None = None
-        self.request_class: type[Request] | None = None
+        # The versions whose code is there; what it is, `load` has set before.
+        self.loaded: set[int] = set()
+        self.handle: Handler
+        self.request_class: type[Request]
         self.failure_response: FailureResponse
 
-    def load(self) -> Handler:
-        """Import the handler's module."""
-        handle = self._route.load_handler(self._listener)
+    def load(self, version: int) -> None:
+        """Import what answers a version, and make what decodes and encodes it. Called in a thread."""
+        if version in self.loaded:
+            return
+        self.handle = self._route.load_handler(self._listener)
         self.failure_response = self._route.load_failure_response(self._listener)
         self.request_class = self.api.request_class
-        self.handle = handle
-        return handle
+        self.request_class.prepare_decoder(version)
+        self.api.response_class.prepare_encoder(version)
+        self.loaded.add(version)
 
 
 def _untimed() -> int:
@@ -218,15 +228,20 @@ class Dispatcher:
             raise ProtocolViolation(_unsupported_version_message(pending, served, version, header.client_id))
         services = self._gate.services
         if services is None:
-            return self._start_when_opened(pending, frame)
+            pending.connection.hold_back()
+            return self._start_after(self._gate.opened.wait, pending, frame)
+        answered = version if supported else 0
+        if answered not in served.loaded:
+            # In a thread, as an import takes many turns of the loop.
+            load = partial(services.node.heavy_work.run, _MODULES, SHORT_US, served.load, answered)
+            pending.connection.hold_back()
+            return self._start_after(load, pending, frame)
+        handle = served.handle
         context = RequestContext(
-            services, self._listener, api, version, header.correlation_id, header.client_id, pending
+            services, self._listener, api, answered, header.correlation_id, header.client_id, pending
         )
-        handle = served.handle or served.load()
         if not supported:
-            context.version = 0
             return encode(context, unsupported_api_versions())
-        assert served.request_class is not None
         if self._statistics is not None:
             by_version = (
                 served.statistics_of_nodes
@@ -247,7 +262,7 @@ class Dispatcher:
                 return encoded_response_parts(api, version, header.correlation_id, cached)
         try:
             # Bytes after the body are ignored, as Kafka does.
-            request, _ = served.request_class.decode_from(frame, position, version, _ELEMENTS_OF_A_TURN)
+            request, _ = served.request_class.decode_from(frame, position, version, ELEMENTS_OF_A_TURN)
         except TooManyElements:
             pending.connection.hold_back()
             return self._answer_long(context, served, handle, frame, position, cache_key)
@@ -270,7 +285,6 @@ class Dispatcher:
         answer it. The next request of its connection is started after that, as in Kafka: the handler may
         take many turns.
         """
-        assert served.request_class is not None
         context.is_long = True
         if self._quotas.is_active and context.api.key in self._quotas.metered:
             context.meter = RequestMeter(self._quotas, context, self._listener.kind)
@@ -352,9 +366,13 @@ class Dispatcher:
             for code in error_codes(response):
                 self._statistics.count_error(served.api.name, version, code)
 
-    async def _start_when_opened(self, pending: PendingRequest, frame: memoryview) -> Parts | None:
-        await self._gate.opened.wait()
+    async def _start_after(
+        self, wait: Callable[[], Awaitable[object]], pending: PendingRequest, frame: memoryview
+    ) -> Parts | None:
+        """Start a request once something that it needs is there. Its connection was held back until then."""
+        await wait()
         reply = self.start(pending, frame)
+        pending.connection.go_on()
         return reply if reply is None or isinstance(reply, list) else await reply
 
     def _answer(
@@ -376,18 +394,21 @@ class Dispatcher:
         except Exception as error:
             if served.forwarded and _is_not_controller(error):
                 return self._forward(context, served, request, frame)
-            reply = _failed(context, served, request, error)
             cache_key = None
+            failed = _failed_long if context.is_long else _failed
+            reply = failed(context, served, request, error)
         if context.meter is not None and (reply is None or isinstance(reply, Response)):
             context.meter.finish(request, reply)
         if reply is None:
             return None
         if isinstance(reply, Response):
             self._count_errors(served, context.version, reply)
+            if context.is_long and cache_key is None:
+                return context.services.node.runtime.pool.run(
+                    _log_and_encode, context, served, request, reply
+                )
             if served.audited:
                 log_changes(context, request, reply, context.forwarded)
-            if context.is_long and cache_key is None:
-                return context.services.node.runtime.pool.run(encode, context, reply)
             if (
                 cache_key is None
                 or image is None
@@ -441,18 +462,20 @@ class Dispatcher:
         except Exception as error:
             if served.forwarded and _is_not_controller(error):
                 return await self._forward(context, served, request, frame)
-            response = _failed(context, served, request, error)
+            if context.is_long:
+                response = await _failed_long(context, served, request, error)
+            else:
+                response = _failed(context, served, request, error)
         if response is not None:
             self._count_errors(served, context.version, response)
-            if served.audited:
-                log_changes(context, request, response, context.forwarded)
         if meter is not None:
             meter.finish(request, response)
         if response is None:
             return None
-        if context.is_bulky or context.is_long:
-            return await context.services.node.runtime.pool.run(encode, context, response)
-        return encode(context, response)
+        if context.is_bulky or context.is_long or has_many_parts(response):
+            pool = context.services.node.runtime.pool
+            return await pool.run(_log_and_encode, context, served, request, response)
+        return _log_and_encode(context, served, request, response)
 
     async def _answer_once(
         self,
@@ -514,24 +537,51 @@ class Dispatcher:
             if meter is None:
                 return parts
             # The controller has said for how long; this broker throttles.
-            response = read_forwarded(context, parts)
+            if context.is_long:
+                response = await context.services.node.runtime.pool.run(read_forwarded, context, parts)
+            else:
+                response = read_forwarded(context, parts)
         except Exception as error:
             response = _failed(context, served, request, error)
         self._count_errors(served, context.version, response)
         if meter is not None:
             meter.finish(request, response)
+        if context.is_long:
+            return await context.services.node.runtime.pool.run(encode, context, response)
         return encode(context, response)
 
 
 def _failed(context: RequestContext, served: _ServedApi, request: Request, error: Exception) -> Response:
     """The response to a request that failed."""
+    _note_denial(context, error)
+    return make_failure_response(context, served.failure_response, request, error)
+
+
+async def _failed_long(
+    context: RequestContext, served: _ServedApi, request: Request, error: Exception
+) -> Response:
+    """As `_failed`, of a request with many parts, each of which has failed."""
+    _note_denial(context, error)
+    make, pool = served.failure_response, context.services.node.runtime.pool
+    return await pool.run(make_failure_response, context, make, request, error)
+
+
+def _note_denial(context: RequestContext, error: Exception) -> None:
     if (
         context.meter is not None
         and isinstance(error, KafkaError)
         and error.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
     ):
         context.meter.on_denied()
-    return make_failure_response(context, served.failure_response, request, error)
+
+
+def _log_and_encode(
+    context: RequestContext, served: _ServedApi, request: Request, response: Response
+) -> Parts:
+    """Encode a response, and log what it says was changed. Of a long one both take more than a turn."""
+    if served.audited:
+        log_changes(context, request, response, context.forwarded)
+    return encode(context, response)
 
 
 def _unreadable(context: RequestContext, error: MalformedMessage) -> ProtocolViolation:

@@ -12,24 +12,33 @@ from __future__ import annotations
 import ipaddress
 import struct
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final, TypeVar, cast
 
 from ottla.node.api.audit import log_changes
 from ottla.node.api.context import (
+    ELEMENTS_OF_A_TURN,
     ApiRequestContext,
     ForwardedRequestContext,
     RequestContext,
     RequestListener,
 )
 from ottla.node.api.response_errors import error_codes
-from ottla.node.api.responses import encode, make_failure_response
+from ottla.node.api.responses import encode, has_many_parts, make_failure_response
 from ottla.node.api.routes import ROUTES
 from ottla.node.network.connection import Parts, ProtocolViolation
 from ottla.protocol.api import ListenerType, api_name
-from ottla.protocol.errors import ErrorCode, KafkaError, MalformedMessage, UnsupportedVersion
+from ottla.protocol.errors import (
+    ErrorCode,
+    KafkaError,
+    MalformedMessage,
+    TooManyElements,
+    UnsupportedVersion,
+)
 from ottla.protocol.headers import SIZE, RequestHeader, read_response, request_header_version
 from ottla.protocol.messages.envelope import EnvelopeRequest, EnvelopeResponse
 from ottla.protocol.schema import Buffer, Request, Response
+from ottla.runtime.heavy_work import SHORT_US
 from ottla.security.principal import KafkaPrincipal
 
 if TYPE_CHECKING:
@@ -75,10 +84,16 @@ async def at_controller(
         correlation_id=context.correlation_id,
         client_id=context.client_id,
     )
-    frame = header.encode(request_header_version(api, version)) + request.encode(version)
+    frame = header.encode(request_header_version(api, version))
     if isinstance(context, RequestContext):
         context.forwarded = request
-    _, response = read_response(api, version, await _send_envelope(context, frame))
+    if not context.is_long:
+        answer = await _send_envelope(context, frame + request.encode(version))
+        _, response = read_response(api, version, answer)
+        return cast("R", response)
+    pool = context.services.node.runtime.pool
+    frame += await pool.run(request.encode, version)
+    _, response = await pool.run(read_response, api, version, await _send_envelope(context, frame))
     return cast("R", response)
 
 
@@ -127,31 +142,59 @@ async def answer_forwarded(services: ApiServices, envelope: EnvelopeRequest) -> 
     api = route.api
     if not api.min_version <= version <= route.max_version(unstable=listener.serves_unstable_versions):
         raise KafkaError(ErrorCode.UNSUPPORTED_VERSION, f"{api_name(key)} version {version}")
+    is_long = False
     try:
         header, position = RequestHeader.decode_from(frame, 0, request_header_version(api, version))
-        request, _ = api.request_class.decode_from(frame, position, version)
+        try:
+            request, _ = api.request_class.decode_from(frame, position, version, ELEMENTS_OF_A_TURN)
+        except TooManyElements:
+            is_long = True
+            decode = partial(api.request_class.decode_from, frame, position, version)
+            heavy = services.node.heavy_work
+            request, _ = await heavy.run((principal, client_host), min(len(frame), SHORT_US), decode)
     except MalformedMessage as error:
         raise KafkaError(ErrorCode.INVALID_REQUEST, error.message) from None
     context = ForwardedRequestContext(
-        services, listener, api, version, header.correlation_id, header.client_id, client_host, principal
+        services,
+        listener,
+        api,
+        version,
+        header.correlation_id,
+        header.client_id,
+        client_host,
+        principal,
+        is_long=is_long,
     )
+    pool = services.node.runtime.pool
+    has_failed = False
     try:
         reply = route.load_handler(ListenerType.CONTROLLER)(context, request)
         response = reply if reply is None or isinstance(reply, Response) else await reply
         assert response is not None, f"{api.name} has no answer"
-        log_changes(context, request, response)
     except Exception as error:
         if isinstance(error, KafkaError) and error.code is ErrorCode.NOT_CONTROLLER:
             raise
         if isinstance(error, ProtocolViolation):
             # The connection that a broker would lose by it is not the client's.
             raise KafkaError(ErrorCode.INVALID_REQUEST, str(error)) from None
-        failure_response = route.load_failure_response(ListenerType.CONTROLLER)
-        response = make_failure_response(context, failure_response, request, error)
+        has_failed = True
+        make = route.load_failure_response(ListenerType.CONTROLLER)
+        if is_long:
+            response = await pool.run(make_failure_response, context, make, request, error)
+        else:
+            response = make_failure_response(context, make, request, error)
     statistics = services.node.network_statistics.listener(listener.name)
     for code in error_codes(response):
         statistics.count_error(api.name, version, code)
-    return b"".join(encode(context, response))[SIZE.size :]
+
+    def log_and_encode(response: Response) -> bytes:
+        if not has_failed:
+            log_changes(context, request, response)
+        return b"".join(encode(context, response))[SIZE.size :]
+
+    if is_long or has_many_parts(response):
+        return await pool.run(log_and_encode, response)
+    return log_and_encode(response)
 
 
 def _client(envelope: EnvelopeRequest) -> tuple[KafkaPrincipal, str]:

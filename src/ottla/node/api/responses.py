@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import lru_cache
 from typing import Final
 
 from ottla.node.api.context import ApiRequestContext
@@ -18,6 +19,7 @@ log = logging.getLogger(__name__)
 
 # What a message may have that quotes a request, and what the log shows of a response.
 _MAX_MESSAGE: Final = 2_000
+_PARTS_OF_A_TURN: Final = 1_000
 _MAX_LOGGED: Final = 1_000
 
 
@@ -58,6 +60,32 @@ def _not_encodable(context: ApiRequestContext, response: Response, error: Except
     text = repr(response)[:_MAX_LOGGED]
     log.error("%s version %d: %s cannot be sent", context.api.name, context.version, text, exc_info=error)
     return ProtocolViolation(f"its {context.api.name} request has no proper answer")
+
+
+def has_many_parts(response: Response) -> bool:
+    """Whether a response has so many parts, in its lists and in theirs, that they take a turn to encode."""
+    count = 0
+    for name, inner in _lists(type(response)):
+        parts = getattr(response, name) or ()
+        count += len(parts)
+        if count > _PARTS_OF_A_TURN:
+            return True
+        for part in parts if inner else ():
+            for each in inner:
+                count += len(getattr(part, each) or ())
+            if count > _PARTS_OF_A_TURN:
+                return True
+    return False
+
+
+@lru_cache(maxsize=256)
+def _lists(cls: type[Struct]) -> tuple[tuple[str, tuple[str, ...]], ...]:
+    """The lists of a message, each with those of its elements."""
+    return tuple(
+        (field.name, () if field.struct is None else tuple(name for name, _ in _lists(field.struct)))
+        for field in cls.FIELDS
+        if field.kind == "array"
+    )
 
 
 def unsupported_api_versions() -> Response:

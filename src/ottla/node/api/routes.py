@@ -70,6 +70,8 @@ class ApiRoute:
     is_optional: bool = False
     # Whether the module has a `decide` for what this node's broker asks of this node's controller.
     decides_locally: bool = False
+    # Modules of parts that are made when the handler first needs them, to be imported with it.
+    parts: tuple[str, ...] = ()
 
     @property
     def api(self) -> Api:
@@ -91,6 +93,9 @@ class ApiRoute:
         return self.api.announced_versions(listener, unstable=unstable or self.serves_unstable_version)
 
     def load_handler(self, listener: ListenerType) -> Handler:
+        """Import the module of the handler, and those of the parts that it will need."""
+        for part in self.parts:
+            import_module(part)
         handler: Handler = import_module(self.module_name(listener)).handle
         return handler
 
@@ -122,6 +127,29 @@ def _no_response(_request: Request, _code: int, _message: str | None) -> None:
     return None
 
 
+_GROUPS: Final = ("ottla.coordinator.group.service", "ottla.node.config.coordinator_settings")
+_SHARE_GROUPS: Final = (
+    *_GROUPS,
+    "ottla.node.coordinators.partition_metadata_client",
+    "ottla.node.coordinators.share_groups",
+    "ottla.node.share.persister",
+)
+_SHARE_STATE: Final = ("ottla.coordinator.share.service", "ottla.node.config.coordinator_settings")
+_TRANSACTIONS: Final = (
+    "ottla.coordinator.transaction.service",
+    "ottla.node.config.coordinator_settings",
+    "ottla.node.coordinators.add_partitions_to_txn",
+    "ottla.node.coordinators.transaction_marker_channel_manager",
+)
+_OFFSETS_OF_TRANSACTIONS: Final = (*_GROUPS, *_TRANSACTIONS)
+_TELEMETRY: Final = (
+    "ottla.node.config.otlp",
+    "ottla.node.telemetry.client_metrics_manager",
+    "ottla.node.telemetry.client_metrics_store",
+    "ottla.node.telemetry.client_telemetry",
+    "ottla.node.telemetry.otlp_forwarder",
+)
+
 _WHOLE: Final = Forwarding.WHOLE
 _PART: Final = Forwarding.PART
 _HANDLER: Final = OnFailure.HANDLER
@@ -148,45 +176,77 @@ ROUTES: Final[dict[int, ApiRoute]] = {
         ApiRoute("DescribeTopicPartitions", "describe_topic_partitions", BROKER_ONLY, on_failure=_EACH),
         ApiRoute("FindCoordinator", "find_coordinator", BROKER_ONLY, on_failure=_HANDLER),
         # Groups
-        ApiRoute("JoinGroup", "join_group", BROKER_ONLY),
-        ApiRoute("SyncGroup", "sync_group", BROKER_ONLY, on_failure=_HANDLER),
-        ApiRoute("Heartbeat", "heartbeat", BROKER_ONLY, on_failure=_HANDLER),
-        ApiRoute("LeaveGroup", "leave_group", BROKER_ONLY),
-        ApiRoute("ConsumerGroupHeartbeat", "consumer_group_heartbeat", BROKER_ONLY),
-        ApiRoute("OffsetCommit", "offset_commit", BROKER_ONLY, on_failure=_EACH),
-        ApiRoute("OffsetFetch", "offset_fetch", BROKER_ONLY),
-        ApiRoute("OffsetDelete", "offset_delete", BROKER_ONLY),
-        ApiRoute("ListGroups", "list_groups", BROKER_ONLY),
-        ApiRoute("DescribeGroups", "describe_groups", BROKER_ONLY, on_failure=_CLOSE),
-        ApiRoute("ConsumerGroupDescribe", "consumer_group_describe", BROKER_ONLY, on_failure=_EACH),
-        ApiRoute("StreamsGroupHeartbeat", "streams_group_heartbeat", BROKER_ONLY),
-        ApiRoute("StreamsGroupDescribe", "streams_group_describe", BROKER_ONLY, on_failure=_EACH),
+        ApiRoute("JoinGroup", "join_group", BROKER_ONLY, parts=_GROUPS),
+        ApiRoute("SyncGroup", "sync_group", BROKER_ONLY, on_failure=_HANDLER, parts=_GROUPS),
+        ApiRoute("Heartbeat", "heartbeat", BROKER_ONLY, on_failure=_HANDLER, parts=_GROUPS),
+        ApiRoute("LeaveGroup", "leave_group", BROKER_ONLY, parts=_GROUPS),
+        ApiRoute("ConsumerGroupHeartbeat", "consumer_group_heartbeat", BROKER_ONLY, parts=_GROUPS),
+        ApiRoute("OffsetCommit", "offset_commit", BROKER_ONLY, on_failure=_EACH, parts=_GROUPS),
+        ApiRoute("OffsetFetch", "offset_fetch", BROKER_ONLY, parts=_GROUPS),
+        ApiRoute("OffsetDelete", "offset_delete", BROKER_ONLY, parts=_GROUPS),
+        ApiRoute("ListGroups", "list_groups", BROKER_ONLY, parts=_GROUPS),
+        ApiRoute("DescribeGroups", "describe_groups", BROKER_ONLY, on_failure=_CLOSE, parts=_GROUPS),
+        ApiRoute(
+            "ConsumerGroupDescribe", "consumer_group_describe", BROKER_ONLY, on_failure=_EACH, parts=_GROUPS
+        ),
+        ApiRoute("StreamsGroupHeartbeat", "streams_group_heartbeat", BROKER_ONLY, parts=_GROUPS),
+        ApiRoute(
+            "StreamsGroupDescribe", "streams_group_describe", BROKER_ONLY, on_failure=_EACH, parts=_GROUPS
+        ),
         ApiRoute(
             "StreamsGroupTopologyDescriptionUpdate",
             "streams_group_topology_description_update",
             BROKER_ONLY,
+            parts=_GROUPS,
         ),
-        ApiRoute("DeleteGroups", "delete_groups", BROKER_ONLY, on_failure=_EACH),
-        ApiRoute("ShareGroupHeartbeat", "share_group_heartbeat", BROKER_ONLY),
-        ApiRoute("ShareGroupDescribe", "share_group_describe", BROKER_ONLY, on_failure=_EACH),
-        ApiRoute("DescribeShareGroupOffsets", "describe_share_group_offsets", BROKER_ONLY, on_failure=_EACH),
-        ApiRoute("AlterShareGroupOffsets", "alter_share_group_offsets", BROKER_ONLY),
-        ApiRoute("DeleteShareGroupOffsets", "delete_share_group_offsets", BROKER_ONLY),
+        ApiRoute("DeleteGroups", "delete_groups", BROKER_ONLY, on_failure=_EACH, parts=_SHARE_GROUPS),
+        ApiRoute("ShareGroupHeartbeat", "share_group_heartbeat", BROKER_ONLY, parts=_GROUPS),
+        ApiRoute("ShareGroupDescribe", "share_group_describe", BROKER_ONLY, on_failure=_EACH, parts=_GROUPS),
+        ApiRoute(
+            "DescribeShareGroupOffsets",
+            "describe_share_group_offsets",
+            BROKER_ONLY,
+            on_failure=_EACH,
+            parts=_SHARE_GROUPS,
+        ),
+        ApiRoute("AlterShareGroupOffsets", "alter_share_group_offsets", BROKER_ONLY, parts=_SHARE_GROUPS),
+        ApiRoute("DeleteShareGroupOffsets", "delete_share_group_offsets", BROKER_ONLY, parts=_SHARE_GROUPS),
         # Share groups, to the leaders of partitions
         ApiRoute("ShareFetch", "share_fetch", BROKER_ONLY),
         ApiRoute("ShareAcknowledge", "share_acknowledge", BROKER_ONLY),
         ApiRoute("DescribeShareRecords", "describe_share_records", BROKER_ONLY),
         ApiRoute("AlterShareRecords", "alter_share_records", BROKER_ONLY),
         # The state of share groups, between brokers
-        ApiRoute("InitializeShareGroupState", "initialize_share_group_state", BROKER_ONLY, on_failure=_EACH),
-        ApiRoute("ReadShareGroupState", "read_share_group_state", BROKER_ONLY, on_failure=_EACH),
-        ApiRoute("WriteShareGroupState", "write_share_group_state", BROKER_ONLY, on_failure=_EACH),
-        ApiRoute("DeleteShareGroupState", "delete_share_group_state", BROKER_ONLY, on_failure=_EACH),
+        ApiRoute(
+            "InitializeShareGroupState",
+            "initialize_share_group_state",
+            BROKER_ONLY,
+            on_failure=_EACH,
+            parts=_SHARE_STATE,
+        ),
+        ApiRoute(
+            "ReadShareGroupState", "read_share_group_state", BROKER_ONLY, on_failure=_EACH, parts=_SHARE_STATE
+        ),
+        ApiRoute(
+            "WriteShareGroupState",
+            "write_share_group_state",
+            BROKER_ONLY,
+            on_failure=_EACH,
+            parts=_SHARE_STATE,
+        ),
+        ApiRoute(
+            "DeleteShareGroupState",
+            "delete_share_group_state",
+            BROKER_ONLY,
+            on_failure=_EACH,
+            parts=_SHARE_STATE,
+        ),
         ApiRoute(
             "ReadShareGroupStateSummary",
             "read_share_group_state_summary",
             BROKER_ONLY,
             on_failure=_EACH,
+            parts=_SHARE_STATE,
         ),
         # Transactions
         ApiRoute(
@@ -196,13 +256,31 @@ ROUTES: Final[dict[int, ApiRoute]] = {
             on_failure=_HANDLER,
             serves_unstable_version=True,
         ),
-        ApiRoute("AddPartitionsToTxn", "add_partitions_to_txn", BROKER_ONLY, on_failure=_HANDLER),
-        ApiRoute("AddOffsetsToTxn", "add_offsets_to_txn", BROKER_ONLY),
-        ApiRoute("TxnOffsetCommit", "txn_offset_commit", BROKER_ONLY, on_failure=_EACH),
-        ApiRoute("EndTxn", "end_txn", BROKER_ONLY),
+        ApiRoute(
+            "AddPartitionsToTxn",
+            "add_partitions_to_txn",
+            BROKER_ONLY,
+            on_failure=_HANDLER,
+            parts=_TRANSACTIONS,
+        ),
+        ApiRoute("AddOffsetsToTxn", "add_offsets_to_txn", BROKER_ONLY, parts=_OFFSETS_OF_TRANSACTIONS),
+        ApiRoute(
+            "TxnOffsetCommit",
+            "txn_offset_commit",
+            BROKER_ONLY,
+            on_failure=_EACH,
+            parts=_OFFSETS_OF_TRANSACTIONS,
+        ),
+        ApiRoute("EndTxn", "end_txn", BROKER_ONLY, parts=_TRANSACTIONS),
         ApiRoute("WriteTxnMarkers", "write_txn_markers", BROKER_ONLY, on_failure=_HANDLER),
-        ApiRoute("ListTransactions", "list_transactions", BROKER_ONLY),
-        ApiRoute("DescribeTransactions", "describe_transactions", BROKER_ONLY, on_failure=_EACH),
+        ApiRoute("ListTransactions", "list_transactions", BROKER_ONLY, parts=_TRANSACTIONS),
+        ApiRoute(
+            "DescribeTransactions",
+            "describe_transactions",
+            BROKER_ONLY,
+            on_failure=_EACH,
+            parts=_TRANSACTIONS,
+        ),
         ApiRoute("DescribeProducers", "describe_producers", BROKER_ONLY, on_failure=_CLOSE),
         # Topics and partitions
         ApiRoute(
@@ -254,8 +332,9 @@ ROUTES: Final[dict[int, ApiRoute]] = {
             "get_telemetry_subscriptions",
             BROKER_ONLY,
             is_optional=True,
+            parts=_TELEMETRY,
         ),
-        ApiRoute("PushTelemetry", "push_telemetry", BROKER_ONLY, is_optional=True),
+        ApiRoute("PushTelemetry", "push_telemetry", BROKER_ONLY, is_optional=True, parts=_TELEMETRY),
         # ACLs
         ApiRoute("DescribeAcls", "describe_acls", BOTH),
         ApiRoute("CreateAcls", "create_acls", BOTH, forwarding=_WHOLE, on_failure=_EACH),

@@ -27,6 +27,7 @@ from ottla.protocol.names import (
 from ottla.replication.log_flush_scheduler import LogFlushScheduler
 from ottla.replication.partition import Partition
 from ottla.replication.replica_manager import ReplicaChanges, ReplicaManager
+from ottla.runtime.heavy_work import SHORT_US, HeavyWork
 from ottla.runtime.runtime import Runtime
 
 if TYPE_CHECKING:
@@ -89,6 +90,7 @@ class Coordinators:
     def __init__(
         self,
         runtime: Runtime,
+        heavy_work: HeavyWork,
         config: DynamicBrokerConfig,
         metadata: MetadataCache,
         peers: PeerBrokers,
@@ -99,6 +101,7 @@ class Coordinators:
         is_cut_off: Callable[[], bool],
     ) -> None:
         self._runtime: Final = runtime
+        self._heavy_work: Final = heavy_work
         self._config: Final = config
         self._metadata: Final = metadata
         self._peers: Final = peers
@@ -146,10 +149,16 @@ class Coordinators:
         return self._transactions
 
     async def import_coordinator(self, topic: str) -> None:
-        """Import what the coordinator of a topic needs, in the pool: the event loop would stand still
-        meanwhile. Only for one that is about to be needed.
+        """Import what the coordinator of a topic needs, if there is none yet, in a thread: the event loop
+        would stand still meanwhile. Only for one that is about to be needed.
         """
-        await self._runtime.pool.run(_import_modules, _MODULES.get(topic, ()))
+        made = {
+            CONSUMER_OFFSETS_TOPIC: self._groups,
+            TRANSACTION_STATE_TOPIC: self._transactions,
+            SHARE_GROUP_STATE_TOPIC: self._share,
+        }
+        if made.get(topic) is None:
+            await self._heavy_work.run("modules", SHORT_US, _import_modules, _MODULES.get(topic, ()))
 
     def _make_groups(self) -> GroupCoordinatorService:
         from ottla.coordinator.group.service import GroupCoordinatorService
@@ -288,6 +297,11 @@ class Coordinators:
                 create_topic=self._create_topic,
             )
         return self._persister
+
+    async def prepare(self, changes: ReplicaChanges) -> None:
+        """Import what `apply` will need for these changes."""
+        for topic in sorted({partition.topic_partition.topic for partition in changes.leaders}):
+            await self.import_coordinator(topic)
 
     def apply(
         self, image: MetadataImage, changes: ReplicaChanges, delta: MetadataDelta | None = None

@@ -130,6 +130,7 @@ class BrokerServer:
         )
         self.coordinators: Final = Coordinators(
             runtime,
+            shared.heavy_work,
             dynamic_config,
             metadata,
             self.replication.peers,

@@ -123,6 +123,7 @@ class BrokerMetadataPublisher:
                 await turns.pause_if_due()
             _attempt(extension.name, partial(extension.apply_metadata, image, delta))
         internal = changes.of_topics(INTERNAL_TOPICS)
+        await self._coordinators.prepare(internal)
         _attempt("coordinators", lambda: self._coordinators.apply(image, internal, delta))
 
     def _give_up(self, partitions: list[TopicPartition]) -> None:

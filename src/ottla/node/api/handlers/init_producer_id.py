@@ -24,6 +24,7 @@ from ottla.node.api.responses import downgrade_fenced_error
 from ottla.protocol.acl import CLUSTER_NAME, AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
+from ottla.protocol.names import TRANSACTION_STATE_TOPIC
 
 _FIRST_VERSION_WITH_FENCED: Final = 4
 
@@ -84,6 +85,7 @@ async def _transactional(
         request.enable_2pc,
         request.keep_prepared_txn,
     )
+    await context.broker.coordinators.import_coordinator(TRANSACTION_STATE_TOPIC)
     try:
         initialized = await context.broker.coordinators.transactions.service.submit_with_id(init)
     except KafkaError as error:

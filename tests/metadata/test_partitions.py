@@ -310,9 +310,8 @@ class TestReassignment:
         reassign(world, [3, 1, 2])
 
         def listed(topics: list[ListPartitionReassignmentsTopics] | None) -> list[tuple[str, list[int]]]:
-            response = world.controller.list_partition_reassignments(
-                ListPartitionReassignmentsRequest(topics=topics)
-            )
+            request = ListPartitionReassignmentsRequest(topics=topics)
+            response = world.do(world.controller.list_partition_reassignments(request))
             return [(t.name, [p.partition_index for p in t.partitions]) for t in response.topics]
 
         assert listed(None) == [("orders", [0])]

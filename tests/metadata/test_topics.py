@@ -116,10 +116,10 @@ class TestDelete:
         world = ControllerHarness(delete_topic_enable=False)
         request = DeleteTopicsRequest(topic_names=["orders"])
         with pytest.raises(KafkaError) as error:
-            world.controller.delete_topics(request)
+            world.do(world.controller.delete_topics(request))
         assert error.value.code is ErrorCode.TOPIC_DELETION_DISABLED
         with pytest.raises(KafkaError) as error:
-            world.controller.delete_topics(request, version=2)
+            world.do(world.controller.delete_topics(request, version=2))
         assert error.value.code is ErrorCode.INVALID_REQUEST
 
 

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from bench.attack import LargestMaker, lists_of
 from tests.support.waiting import wait_until
 from tests.support.wire import WireClient, create_topic, produce_request
 
@@ -56,6 +57,7 @@ from ottla.protocol.messages.produce import (
     PartitionProduceResponse,
     ProduceResponse,
 )
+from ottla.protocol.schema import Response
 from ottla.records import batch, validation
 from ottla.records.builder import build_batch, join_batch
 from ottla.records.types import Codec
@@ -66,6 +68,8 @@ from ottla.testing.local_node import LocalNode
 PRODUCE = API_BY_NAME["Produce"]
 LIST_OFFSETS = API_BY_NAME["ListOffsets"]
 BOMB_BYTES = 20_000_000
+# Above what is decoded in a turn.
+ENTRIES = 4_000
 NOW = int(time.time() * 1000)
 
 
@@ -380,6 +384,41 @@ def test_records_of_many_partitions_are_deleted_in_turns(wire: WireClient) -> No
     ]
     assert [part.partition_index for part in first.partitions] == list(range(50))
     assert second.partitions[0].low_watermark == 3
+
+
+LONG = (
+    *("Produce", "ListOffsets", "Metadata", "OffsetCommit", "OffsetFetch", "FindCoordinator"),
+    *("CreateTopics", "DeleteTopics", "DeleteRecords", "CreatePartitions", "OffsetForLeaderEpoch"),
+    *("DescribeConfigs", "AlterConfigs", "IncrementalAlterConfigs", "AlterClientQuotas", "ElectLeaders"),
+    *("DescribeGroups", "ConsumerGroupDescribe", "DescribeTopicPartitions", "TxnOffsetCommit"),
+    *("DescribeTransactions", "DescribeUserScramCredentials", "DescribeLogDirs", "AddPartitionsToTxn"),
+)
+
+
+def test_the_entries_of_a_long_request_are_in_many_turns(
+    wire: WireClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each entry, or some of them, where each has an answer of its own."""
+    pauses: list[int] = []
+    pause = Turns.pause
+
+    async def counted(self: Turns) -> None:
+        pauses.append(1)
+        await pause(self)
+
+    monkeypatch.setattr(Turns, "pause", counted)
+    monkeypatch.setattr(Turns, "is_due", lambda self: True)
+    few: dict[str, int] = {}
+    for name in LONG:
+        api = API_BY_NAME[name]
+        place = next(lists_of(api.request_class, api.max_version))
+        maker = LargestMaker(place, alike=False, entries=ENTRIES)
+        pauses.clear()
+        answer = wire.ask(maker.make(api.request_class, api.max_version), api.max_version)
+        assert isinstance(answer, Response), name
+        if len(pauses) < 10:
+            few[name] = len(pauses)
+    assert not few
 
 
 def test_a_request_with_many_elements_is_decoded_in_a_thread_and_keeps_its_place(

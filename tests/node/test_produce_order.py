@@ -10,6 +10,7 @@ from collections.abc import Awaitable
 from typing import Any
 
 import pytest
+from tests.support.waiting import wait_until
 from tests.support.wire import WireClient, create_topic, produce_request
 
 from ottla.node.api.handlers import produce
@@ -23,6 +24,7 @@ from ottla.protocol.messages.produce import (
     TopicProduceData,
 )
 from ottla.records.builder import build_batch
+from ottla.runtime.steps import Steps
 from ottla.testing.local_node import LocalNode
 
 
@@ -33,7 +35,8 @@ class SlowCoordinator:
         self.asked = 0
         self.release: asyncio.Event | None = None
 
-    def verify(self, _transactional_id: str) -> Awaitable[None] | None:
+    def verify(self, _transactional_id: str) -> Steps[Awaitable[None] | None]:
+        yield
         self.asked += 1
         if self.asked > 1:
             return None
@@ -69,7 +72,8 @@ def test_a_request_that_waits_holds_up_those_after_it(monkeypatch: pytest.Monkey
         create_topic(wire, "order")
         for value, transactional_id in ((b"0", "t"), (b"1", None), (b"2", "t"), (b"3", None)):
             wire.send(request(value, transactional_id), 9)
-        # Another connection is not held up; its round trips also make sure that the node has seen all four.
+        # Another connection is not held up.
+        wait_until(lambda: coordinator.asked == 1, "the first was not started")
         for offset in range(3):
             other.send(request(b"x", None), 9)
             assert base_offset(other) == offset

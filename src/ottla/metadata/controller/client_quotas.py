@@ -39,6 +39,7 @@ from ottla.protocol.messages.alter_client_quotas import (
     AlterClientQuotasResponseEntryData,
     EntityData,
 )
+from ottla.runtime.steps import Steps
 
 _MAX_FRACTION: Final = 1e-6
 _MAX_INT: Final = 2**31 - 1
@@ -51,7 +52,7 @@ def alter_client_quotas(
     errors: dict[QuotaEntity, ApiError] = {}
     for entry in request.entries:
         yield
-        entity = _entity(entry)
+        entity = yield from _entity(entry)
         changes = {op.key: None if op.remove else op.value for op in entry.ops}
         if entity in errors or len(changes) < len(entry.ops):
             errors[entity] = _invalid(f"Ignoring duplicate entity {_text(entity)}")
@@ -74,9 +75,13 @@ def alter_client_quotas(
     return Result([] if request.validate_only else records, response)
 
 
-def _entity(entry: AlterClientQuotasRequestEntryData) -> QuotaEntity:
+def _entity(entry: AlterClientQuotasRequestEntryData) -> Steps[QuotaEntity]:
     """The entity of an entry; of a type that is named twice the last name counts."""
-    return tuple(sorted({part.entity_type: part.entity_name for part in entry.entity}.items()))
+    names: dict[str, str | None] = {}
+    for part in entry.entity:
+        names[part.entity_type] = part.entity_name
+        yield
+    return tuple(sorted(names.items()))
 
 
 def _invalid(message: str) -> ApiError:

@@ -22,6 +22,7 @@ from ottla.metadata.controller.state import (
     Decision,
     Result,
     check_record_count,
+    repeated,
 )
 from ottla.metadata.image.entities import CLUSTER_DEFAULT, ConfigResource, ConfigResourceType, config_record
 from ottla.metadata.records import MetadataRecord
@@ -75,11 +76,11 @@ def incremental_alter_configs(
 ) -> Decision[IncrementalAlterConfigsResponse]:
     records: list[MetadataRecord] = []
     response = IncrementalAlterConfigsResponse()
-    repeated = yield from _repeated((r.resource_type, r.resource_name) for r in request.resources)
+    named_twice = yield from repeated((r.resource_type, r.resource_name) for r in request.resources)
     for asked in request.resources:
         resource = ConfigResource(asked.resource_type, asked.resource_name)
         decide = partial(_incremental_records, state, resource, asked.configs)
-        error = yield from _alter(state, resource, decide, context, repeated, records)
+        error = yield from _alter(state, resource, decide, context, named_twice, records)
         response.responses.append(
             AlterConfigsResourceResponse(
                 error_code=int(error.code),
@@ -100,11 +101,11 @@ def alter_configs(
     """AlterConfigs, the deprecated API: the given configs replace all that are set."""
     records: list[MetadataRecord] = []
     response = AlterConfigsResponse()
-    repeated = yield from _repeated((r.resource_type, r.resource_name) for r in request.resources)
+    named_twice = yield from repeated((r.resource_type, r.resource_name) for r in request.resources)
     for asked in request.resources:
         resource = ConfigResource(asked.resource_type, asked.resource_name)
         decide = partial(_replacing_records, state, resource, asked.configs)
-        error = yield from _alter(state, resource, decide, context, repeated, records)
+        error = yield from _alter(state, resource, decide, context, named_twice, records)
         response.responses.append(
             LegacyResourceResponse(
                 error_code=int(error.code),
@@ -165,28 +166,18 @@ def elr_safety_records(state: ControllerState) -> list[MetadataRecord]:
     return records
 
 
-def _repeated(resources: Iterable[tuple[int, str]]) -> Steps[set[tuple[int, str]]]:
-    """The resources that are named more than once."""
-    seen: set[tuple[int, str]] = set()
-    repeated: set[tuple[int, str]] = set()
-    for resource in resources:
-        (repeated if resource in seen else seen).add(resource)
-        yield
-    return repeated
-
-
 def _alter(
     state: ControllerState,
     resource: ConfigResource,
     decide: Callable[[], Steps[list[ConfigRecord]]],
     context: ControllerRequestContext,
-    repeated: set[tuple[int, str]],
+    named_twice: set[tuple[int, str]],
     records: list[MetadataRecord],
 ) -> Steps[ApiError]:
     """Decide on one resource; its records are added only if all of its changes are valid."""
     yield
     try:
-        if resource in repeated:
+        if resource in named_twice:
             raise KafkaError(ErrorCode.INVALID_REQUEST, "Each resource must appear at most once.")
         if resource.type not in _ALTERABLE:
             raise KafkaError(
@@ -213,7 +204,15 @@ def _authorize(resource: ConfigResource, context: ControllerRequestContext) -> N
         raise KafkaError(error, error.text)
 
 
-def _check_keys(names: Sequence[str], nulls: Sequence[str]) -> None:
+def _check_keys(configs: Iterable[tuple[str, bool]]) -> Steps[None]:
+    """Check the names that a request gives for a resource, each with whether it may not be null and is."""
+    names: list[str] = []
+    nulls: list[str] = []
+    for name, is_null in configs:
+        names.append(name)
+        if is_null:
+            nulls.append(name)
+        yield
     if len(set(names)) != len(names):
         raise KafkaError(ErrorCode.INVALID_REQUEST, "Error due to duplicate config keys")
     if nulls:
@@ -223,10 +222,7 @@ def _check_keys(names: Sequence[str], nulls: Sequence[str]) -> None:
 def _incremental_records(
     state: ControllerState, resource: ConfigResource, configs: Sequence[AlterableConfig]
 ) -> Steps[list[ConfigRecord]]:
-    _check_keys(
-        [config.name for config in configs],
-        [c.name for c in configs if c.value is None and c.config_operation != OpType.DELETE],
-    )
+    yield from _check_keys((c.name, c.value is None and c.config_operation != OpType.DELETE) for c in configs)
     current = state.image.config(resource)
     records = []
     for config in configs:
@@ -249,7 +245,7 @@ def _incremental_records(
 def _replacing_records(
     state: ControllerState, resource: ConfigResource, configs: Sequence[LegacyAlterableConfig]
 ) -> Steps[list[ConfigRecord]]:
-    _check_keys([config.name for config in configs], [c.name for c in configs if c.value is None])
+    yield from _check_keys((config.name, config.value is None) for config in configs)
     given = {config.name: config.value for config in configs}
     current = state.image.config(resource)
     records = []

@@ -243,7 +243,7 @@ class Controller:
         context: ControllerRequestContext = ANY_CALLER,
         *,
         version: int = 6,
-    ) -> Result[DeleteTopicsResponse]:
+    ) -> Decision[DeleteTopicsResponse]:
         return control_topics.delete_topics(self._state, request, context, version=version)
 
     def create_partitions(
@@ -277,7 +277,7 @@ class Controller:
 
     def list_partition_reassignments(
         self, request: ListPartitionReassignmentsRequest
-    ) -> ListPartitionReassignmentsResponse:
+    ) -> Decision[ListPartitionReassignmentsResponse]:
         return control_reassignment.list_partition_reassignments(self._state, request)
 
     @cached_property
@@ -300,7 +300,7 @@ class Controller:
 
     def alter_user_scram_credentials(
         self, request: AlterUserScramCredentialsRequest
-    ) -> Result[AlterUserScramCredentialsResponse]:
+    ) -> Decision[AlterUserScramCredentialsResponse]:
         from ottla.metadata.controller.scram import alter_user_scram_credentials  # rarely needed
 
         return alter_user_scram_credentials(self._state, request)

@@ -190,16 +190,20 @@ def elect_leaders(state: ControllerState, request: ElectLeadersRequest) -> Decis
             outcome = [
                 (index, error) for index, error in outcome if error.code is not ErrorCode.ELECTION_NOT_NEEDED
             ]
-            results.append(_election_result(topic.name, outcome))
+            results.append((yield from _election_result(topic.name, outcome)))
     else:
         for asked in request.topic_partitions:
+            yield
             found = state.image.topics.by_name.get(asked.topic)
             if found is None:
                 missing = ApiError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"No such topic as {asked.topic}")
-                outcome = [(index, missing) for index in asked.partitions]
+                outcome = []
+                for index in asked.partitions:
+                    outcome.append((index, missing))
+                    yield
             else:
                 outcome = yield from _elect_each(state, found, asked.partitions, election, records)
-            results.append(_election_result(asked.topic, outcome))
+            results.append((yield from _election_result(asked.topic, outcome)))
     return Result(records, ElectLeadersResponse(replica_election_results=results), atomic=False)
 
 
@@ -217,14 +221,14 @@ def _elect_each(
     return outcome
 
 
-def _election_result(topic: str, outcome: Iterable[tuple[int, ApiError]]) -> ReplicaElectionResult:
-    return ReplicaElectionResult(
-        topic=topic,
-        partition_result=[
+def _election_result(topic: str, outcome: Iterable[tuple[int, ApiError]]) -> Steps[ReplicaElectionResult]:
+    result = ReplicaElectionResult(topic=topic)
+    for index, error in outcome:
+        result.partition_result.append(
             PartitionResult(partition_id=index, error_code=int(error.code), error_message=error.message)
-            for index, error in outcome
-        ],
-    )
+        )
+        yield
+    return result
 
 
 def elect_leader(

@@ -140,7 +140,7 @@ def _cancel(
 
 def list_partition_reassignments(
     state: ControllerState, request: ListPartitionReassignmentsRequest
-) -> ListPartitionReassignmentsResponse:
+) -> Decision[ListPartitionReassignmentsResponse]:
     """The reassignments in progress: all of them, or those of the named partitions."""
     by_name = state.image.topics.by_name
     wanted: Iterable[tuple[TopicImage, Iterable[int]]]
@@ -154,16 +154,19 @@ def list_partition_reassignments(
         )
     topics: list[OngoingTopicReassignment] = []
     for topic, indexes in wanted:
-        ongoing = [
-            OngoingPartitionReassignment(
-                partition_index=index,
-                replicas=list(partition.replicas),
-                adding_replicas=list(partition.adding_replicas),
-                removing_replicas=list(partition.removing_replicas),
-            )
-            for index in indexes
-            if (partition := topic.partitions.get(index)) is not None and partition.is_reassigning
-        ]
+        ongoing: list[OngoingPartitionReassignment] = []
+        for index in indexes:
+            yield
+            partition = topic.partitions.get(index)
+            if partition is not None and partition.is_reassigning:
+                ongoing.append(
+                    OngoingPartitionReassignment(
+                        partition_index=index,
+                        replicas=list(partition.replicas),
+                        adding_replicas=list(partition.adding_replicas),
+                        removing_replicas=list(partition.removing_replicas),
+                    )
+                )
         if ongoing:
             topics.append(OngoingTopicReassignment(name=topic.name, partitions=ongoing))
-    return ListPartitionReassignmentsResponse(topics=topics)
+    return Result([], ListPartitionReassignmentsResponse(topics=topics))

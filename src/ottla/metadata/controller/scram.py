@@ -9,7 +9,14 @@ from __future__ import annotations
 
 from typing import Final, TypeAlias
 
-from ottla.metadata.controller.state import NO_ERROR, ApiError, ControllerState, Result, check_record_count
+from ottla.metadata.controller.state import (
+    NO_ERROR,
+    ApiError,
+    ControllerState,
+    Decision,
+    Result,
+    check_record_count,
+)
 from ottla.metadata.image.entities import ScramCredential, ScramUser
 from ottla.metadata.records import MetadataRecord
 from ottla.protocol import scram
@@ -36,11 +43,12 @@ _NOT_SUPPORTED: Final = ApiError(
 
 def alter_user_scram_credentials(
     state: ControllerState, request: AlterUserScramCredentialsRequest
-) -> Result[AlterUserScramCredentialsResponse]:
+) -> Decision[AlterUserScramCredentialsResponse]:
     changes: dict[str, MetadataRecord] = {}
     errors: dict[str, ApiError] = {}
     alterations: list[_Alteration] = [*request.deletions, *request.upsertions]
     for asked in alterations:
+        yield
         name = asked.name
         if name in errors:
             continue
@@ -53,12 +61,15 @@ def alter_user_scram_credentials(
         else:
             changes[name] = _record(asked)
     check_record_count(list(changes.values()))
-    results = [AlterUserScramCredentialsResult(user=name, error_message=None) for name in changes]
-    results += [
-        AlterUserScramCredentialsResult(user=name, error_code=int(error.code), error_message=error.message)
-        for name, error in errors.items()
-    ]
-    return Result(list(changes.values()), AlterUserScramCredentialsResponse(results=results))
+    response = AlterUserScramCredentialsResponse()
+    for name, error in (dict.fromkeys(changes, NO_ERROR) | errors).items():
+        response.results.append(
+            AlterUserScramCredentialsResult(
+                user=name, error_code=int(error.code), error_message=error.message
+            )
+        )
+        yield
+    return Result(list(changes.values()), response)
 
 
 def _check(state: ControllerState, asked: _Alteration) -> ApiError:

@@ -9,7 +9,7 @@ of a result onto the state's image always succeeds.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
@@ -37,6 +37,7 @@ MAX_RECORDS_PER_REQUEST: Final = 10_000
 MAX_PARTITIONS_PER_REQUEST: Final = 10_000
 
 T = TypeVar("T")
+H = TypeVar("H", bound=Hashable)
 
 
 class ApiError(NamedTuple):
@@ -277,3 +278,13 @@ def check_record_count(records: Sequence[MetadataRecord]) -> None:
             f"{MAX_RECORDS_PER_REQUEST} are "
             "allowed; split it into smaller requests.",
         )
+
+
+def repeated(items: Iterable[H]) -> Steps[set[H]]:
+    """The items that come more than once."""
+    seen: set[H] = set()
+    again: set[H] = set()
+    for item in items:
+        (again if item in seen else seen).add(item)
+        yield
+    return again

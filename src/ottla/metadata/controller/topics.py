@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import TypeAlias
 
@@ -17,6 +16,7 @@ from ottla.metadata.controller.state import (
     Decision,
     Result,
     check_record_count,
+    repeated,
 )
 from ottla.metadata.image.entities import PartitionRegistration, TopicImage
 from ottla.metadata.records import MetadataRecord
@@ -66,9 +66,7 @@ def create_topics(
     """Create topics; each one succeeds or fails alone. `collisions` maps the unified form of a name to the
     existing names with that form.
     """
-    duplicates = {
-        name for name, count in Counter(topic.name for topic in request.topics).items() if count > 1
-    }
+    duplicates = yield from repeated(topic.name for topic in request.topics)
     wanted = [topic for topic in request.topics if topic.name not in duplicates]
     _check_total_partitions(state, wanted)
     may_create_all = context.allowed_silently(AclOperation.CREATE, AclResourceType.CLUSTER, CLUSTER_NAME)
@@ -272,7 +270,7 @@ def delete_topics(
     context: ControllerRequestContext,
     *,
     version: int = 6,
-) -> Result[DeleteTopicsResponse]:
+) -> Decision[DeleteTopicsResponse]:
     """Delete topics by name or, from version 6 on, by id. A caller that may not describe a topic does not
     learn that it exists.
     """
@@ -298,6 +296,7 @@ def delete_topics(
     names: list[str] = list(request.topic_names)
     ids: list[bytes] = []
     for topic in request.topics:
+        yield
         if topic.name is not None and topic.topic_id != _ZERO_UUID:
             text = "You may not specify both topic name and topic id."
             respond(topic.name, topic.topic_id, ApiError(ErrorCode.INVALID_REQUEST, text))
@@ -308,8 +307,8 @@ def delete_topics(
         else:
             text = "Neither topic name nor id were specified."
             respond(None, _ZERO_UUID, ApiError(ErrorCode.INVALID_REQUEST, text))
-    duplicate_ids = {id for id, count in Counter(ids).items() if count > 1}
-    duplicate_names = {name for name, count in Counter(names).items() if count > 1}
+    duplicate_ids = yield from repeated(ids)
+    duplicate_names = yield from repeated(names)
     for name in sorted(duplicate_names):
         respond(name, _ZERO_UUID, ApiError(ErrorCode.INVALID_REQUEST, "Duplicate topic name."))
     for topic_id in sorted(duplicate_ids):
@@ -323,6 +322,7 @@ def delete_topics(
     denied = ApiError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, ErrorCode.TOPIC_AUTHORIZATION_FAILED.text)
     to_delete: dict[bytes, TopicImage] = {}
     for topic_id in ids:
+        yield
         if topic_id in duplicate_ids:
             continue
         found = state.image.topics.by_id.get(topic_id)
@@ -333,6 +333,7 @@ def delete_topics(
         else:
             to_delete[topic_id] = found
     for name in names:
+        yield
         if name in duplicate_names:
             continue
         found = state.image.topics.by_name.get(name)
@@ -353,6 +354,7 @@ def delete_topics(
 
     records: list[MetadataRecord] = []
     for topic_id, found in to_delete.items():
+        yield
         try:
             context.apply_partition_change_quota(len(found.partitions))
         except KafkaError as error:
@@ -367,19 +369,19 @@ def delete_topics(
 def create_partitions(
     state: ControllerState, request: CreatePartitionsRequest, context: ControllerRequestContext
 ) -> Decision[CreatePartitionsResponse]:
-    counts = Counter(topic.name for topic in request.topics)
+    duplicates = yield from repeated(topic.name for topic in request.topics)
     results = [
         CreatePartitionsTopicResult(
             name=name,
             error_code=int(ErrorCode.INVALID_REQUEST),
             error_message="Duplicate topic name.",
         )
-        for name, count in counts.items()
-        if count > 1
+        for name in sorted(duplicates)
     ]
     records: list[MetadataRecord] = []
     for topic in request.topics:
-        if counts[topic.name] > 1:
+        yield
+        if topic.name in duplicates:
             continue
         error = NO_ERROR
         try:

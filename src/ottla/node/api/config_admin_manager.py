@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol, TypeVar
 
 from ottla.metadata.controller.configs import OpType
@@ -57,7 +57,7 @@ R = TypeVar("R", bound=NamedResource)
 async def alter(
     context: ApiRequestContext,
     requested: Sequence[A],
-    read: Callable[[A], tuple[ConfigResource, Sequence[Change]]],
+    read: Callable[[A], tuple[ConfigResource, Iterable[Change]]],
     forward: Callable[[list[A]], Awaitable[list[R]]],
     respond: Callable[..., R],
     *,
@@ -68,7 +68,12 @@ async def alter(
     turns = Turns(context.services.node.runtime.clock)
     resources = []
     for each in requested:
-        resources.append(read(each))
+        resource, named = read(each)
+        changes: list[Change] = []
+        resources.append((resource, changes))
+        for change in named:
+            changes.append(change)
+            await turns.pause_if_due()
         await turns.pause_if_due()
     checks = _preprocess(context, resources, incremental=incremental, validate_only=validate_only)
     outcomes = await in_turns(checks, turns)
@@ -115,7 +120,7 @@ def _preprocess(
         try:
             if counts[resource] > 1:
                 raise _invalid("Each resource must appear at most once.")
-            _check_form(changes)
+            yield from _check_form(changes)
             if resource.type == ConfigResourceType.BROKER:
                 if context.listener.kind is ListenerType.BROKER:
                     _check_broker(context, resource, changes, incremental=incremental)
@@ -135,10 +140,16 @@ def _preprocess(
     return outcomes
 
 
-def _check_form(changes: Sequence[Change]) -> None:
-    if len({change.name for change in changes}) != len(changes):
+def _check_form(changes: Sequence[Change]) -> Steps[None]:
+    names: set[str] = set()
+    nulls: list[str] = []
+    for change in changes:
+        names.add(change.name)
+        if change.value is None and change.operation != OpType.DELETE:
+            nulls.append(change.name)
+        yield
+    if len(names) != len(changes):
         raise _invalid("Error due to duplicate config keys")
-    nulls = [c.name for c in changes if c.value is None and c.operation != OpType.DELETE]
     if nulls:
         raise _invalid(f"Null value not supported for : {', '.join(nulls)}")
 

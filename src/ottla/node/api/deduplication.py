@@ -7,7 +7,7 @@ there each distinct item is described once (decision 0013).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
 from typing import Final, TypeVar
 
 T = TypeVar("T")
@@ -19,11 +19,16 @@ def _identity(item: T) -> T:
     return item
 
 
-def deduplicate_long(items: Sequence[T], key: Callable[[T], Hashable] = _identity) -> Sequence[T]:
-    """Return the items to answer: all of them, or in a long request the first of each key."""
-    if len(items) <= MAX_ITEMS_WITH_DUPLICATES:
-        return items
-    first: dict[Hashable, T] = {}
+def deduplicate_long(items: Sequence[T], key: Callable[[T], Hashable] = _identity) -> Iterator[T]:
+    """Return the items to answer, as they are needed: all of them, or in a long request the first of each
+    key.
+    """
+    return iter(items) if len(items) <= MAX_ITEMS_WITH_DUPLICATES else _first_of_each(items, key)
+
+
+def _first_of_each(items: Iterable[T], key: Callable[[T], Hashable]) -> Iterator[T]:
+    seen: set[Hashable] = set()
     for item in items:
-        first.setdefault(key(item), item)
-    return list(first.values())
+        if (found := key(item)) not in seen:
+            seen.add(found)
+            yield item

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Any, Final, TypeVar
 
 from ottla.coordinator.group.requests import GroupRequest
 from ottla.coordinator.runtime.coordinator_runtime import Ticket
@@ -13,9 +14,14 @@ from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.offset_commit import OffsetCommitRequestTopic
 from ottla.protocol.messages.txn_offset_commit import TxnOffsetCommitRequestTopic
+from ottla.protocol.schema import Struct
+
+# Each takes a coordinator some tens of microseconds.
+_PARTITIONS_AT_ONCE: Final = 200
 
 B = TypeVar("B")
 R = TypeVar("R")
+S = TypeVar("S", bound=Struct)
 CommittedTopic = TypeVar("CommittedTopic", OffsetCommitRequestTopic, TxnOffsetCommitRequestTopic)
 
 
@@ -100,6 +106,40 @@ def existing(context: RequestContext, topic: CommittedTopic) -> tuple[CommittedT
             partitions=[each for each in topic.partitions if each.partition_index not in partitions]
         ),
     )
+
+
+def parts_of(topics: Sequence[S], of_topic: str = "partitions") -> Iterator[list[S]]:
+    """The topics of a long request in parts, each with so many partitions as a coordinator may answer at
+    once: its state does not change in between. A topic with more is in several parts.
+    """
+    part: list[S] = []
+    room = _PARTITIONS_AT_ONCE
+    for topic in topics:
+        named = getattr(topic, of_topic)
+        at = 0
+        while at < len(named) or not at:
+            taken = named[at : at + room]
+            part.append(topic.replace(**{of_topic: taken}))
+            at += max(len(taken), 1)
+            room -= max(len(taken), 1)
+            if room <= 0:
+                yield part
+                part, room = [], _PARTITIONS_AT_ONCE
+    if part:
+        yield part
+
+
+def add_part(topics: list[Any], part: Sequence[Any]) -> None:
+    """Add the topics of the response to a part of a request to those of the parts before it."""
+    for topic in part:
+        if topics and _identity(topics[-1]) == _identity(topic):
+            topics[-1].partitions += topic.partitions
+        else:
+            topics.append(topic)
+
+
+def _identity(topic: Any) -> tuple[str, bytes]:
+    return topic.name, getattr(topic, "topic_id", b"")
 
 
 def merge(topics: list[Any], refused: list[Any]) -> None:

@@ -65,18 +65,24 @@ def respond(
         empty.results = []
         return cast("Response", empty)
     run = partial(operation, context.broker.coordinators.share, group_id)
-    return _respond(context.broker.runtime.clock, request, topics, data, run, fill_in)
+    return _respond(context, request, topics, data, run, fill_in)
 
 
 async def _respond(
-    clock: Clock,
+    context: RequestContext,
     request: Request,
     topics: Sequence[StateTopic[PartitionT]],
     data: Callable[[PartitionT], D],
     run: Callable[[Mapping[TopicIdPartition, D]], Awaitable[dict[TopicIdPartition, R]]],
     fill_in: Callable[[Any, R], None],
 ) -> Response:
-    results = await run_for_partitions(clock, topics, data, run)
+    results = await run_for_partitions(context.broker.runtime.clock, topics, data, run)
+    return await context.build(_filled, request, results, fill_in)
+
+
+def _filled(
+    request: Request, results: Mapping[TopicIdPartition, R], fill_in: Callable[[Any, R], None]
+) -> Response:
     response = error_for_each_part(request, ErrorCode.NONE, None)
     for topic in response.results:
         for part in topic.partitions:

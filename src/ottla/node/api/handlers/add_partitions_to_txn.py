@@ -14,7 +14,7 @@ Version 5 can return TRANSACTION_ABORTABLE (KIP-890).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable
 from typing import Final
 
 from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
@@ -33,7 +33,9 @@ from ottla.protocol.messages.add_partitions_to_txn import (
     AddPartitionsToTxnTransaction,
 )
 from ottla.protocol.names import INTERNAL_TOPICS, TopicPartition
+from ottla.runtime.steps import Steps, run_at_once
 from ottla.runtime.turns import Turns
+from ottla.runtime.work_queue import in_turns
 
 _FIRST_VERSION_WITH_FENCED: Final = 2
 _FIRST_VERSION_OF_BROKERS: Final = 4
@@ -54,7 +56,9 @@ def failure_response(
 ) -> AddPartitionsToTxnResponse:
     return AddPartitionsToTxnResponse(
         error_code=int(code),
-        results_by_topic_v3_and_below=_same_result(request.v3_and_below_topics, ErrorCode.of(code)),
+        results_by_topic_v3_and_below=run_at_once(
+            _same_result(request.v3_and_below_topics, ErrorCode.of(code))
+        ),
     )
 
 
@@ -73,37 +77,38 @@ async def _add_for_client(
 async def _add_for_broker(
     context: RequestContext, request: AddPartitionsToTxnRequest
 ) -> AddPartitionsToTxnResponse:
-    turns, results = Turns(context.broker.runtime.clock), list[list[AddPartitionsToTxnTopicResult]]()
+    turns, response = Turns(context.broker.runtime.clock), AddPartitionsToTxnResponse()
     for start in range(0, len(request.transactions), _AT_ONCE):
         # All of these are submitted before any is awaited.
         part = request.transactions[start : start + _AT_ONCE]
-        results += await asyncio.gather(*(_results(context, each) for each in part))
-        await turns.pause_if_due()
-    return AddPartitionsToTxnResponse(
-        results_by_transaction=[
+        results = await asyncio.gather(*(_results(context, each) for each in part))
+        response.results_by_transaction += [
             AddPartitionsToTxnResult(transactional_id=each.transactional_id, topic_results=topics)
-            for each, topics in zip(request.transactions, results, strict=True)
+            for each, topics in zip(part, results, strict=True)
         ]
-    )
+        await turns.pause_if_due()
+    return response
 
 
 async def _results(
     context: RequestContext, transaction: AddPartitionsToTxnTransaction
 ) -> list[AddPartitionsToTxnTopicResult]:
     transactional_id, topics = transaction.transactional_id, transaction.topics
+    turns = Turns(context.broker.runtime.clock)
     from_client = context.version < _FIRST_VERSION_OF_BROKERS
     if from_client and not context.allowed(
         AclOperation.WRITE, AclResourceType.TRANSACTIONAL_ID, transactional_id
     ):
-        return _same_result(topics, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
-    checked = {
-        TopicPartition(topic.name, index): _check(context, topic.name, index, from_client=from_client)
-        for topic in topics
-        for index in topic.partitions
-    }
+        return await in_turns(_same_result(topics, ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED), turns)
+    checked: dict[TopicPartition, ErrorCode] = {}
+    for topic in topics:
+        for index in topic.partitions:
+            code = _check(context, topic.name, index, from_client=from_client)
+            checked[TopicPartition(topic.name, index)] = code
+            await turns.pause_if_due()
     if any(code is not ErrorCode.NONE for code in checked.values()):
-        return _topic_results(
-            topics, {tp: code or ErrorCode.OPERATION_NOT_ATTEMPTED for tp, code in checked.items()}
+        return await in_turns(
+            _results_of(topics, lambda tp: checked[tp] or ErrorCode.OPERATION_NOT_ATTEMPTED), turns
         )
     producer = ProducerIdAndEpoch(transaction.producer_id, transaction.producer_epoch)
     partitions = frozenset(checked)
@@ -111,15 +116,13 @@ async def _results(
     try:
         if transaction.verify_only:
             codes = await service.submit(VerifyPartitions(transactional_id, producer, partitions))
-            return _topic_results(topics, codes)
+            return await in_turns(_results_of(topics, codes.__getitem__), turns)
         version = 0 if from_client else 2
         await service.submit(AddPartitions(transactional_id, producer, partitions, client_version=version))
     except KafkaError as error:
-        return _same_result(
-            topics,
-            downgrade_fenced_error(error, knows_fenced=context.version >= _FIRST_VERSION_WITH_FENCED).code,
-        )
-    return _same_result(topics, ErrorCode.NONE)
+        error = downgrade_fenced_error(error, knows_fenced=context.version >= _FIRST_VERSION_WITH_FENCED)
+        return await in_turns(_same_result(topics, error.code), turns)
+    return await in_turns(_same_result(topics, ErrorCode.NONE), turns)
 
 
 def _check(context: RequestContext, topic: str, index: int, *, from_client: bool) -> ErrorCode:
@@ -135,25 +138,23 @@ def _check(context: RequestContext, topic: str, index: int, *, from_client: bool
 
 def _same_result(
     topics: list[AddPartitionsToTxnTopic], code: ErrorCode
-) -> list[AddPartitionsToTxnTopicResult]:
-    return _topic_results(
-        topics, {TopicPartition(topic.name, index): code for topic in topics for index in topic.partitions}
-    )
+) -> Steps[list[AddPartitionsToTxnTopicResult]]:
+    return _results_of(topics, lambda _: code)
 
 
-def _topic_results(
-    topics: list[AddPartitionsToTxnTopic], codes: Mapping[TopicPartition, ErrorCode]
-) -> list[AddPartitionsToTxnTopicResult]:
-    return [
-        AddPartitionsToTxnTopicResult(
-            name=topic.name,
-            results_by_partition=[
+def _results_of(
+    topics: list[AddPartitionsToTxnTopic], code: Callable[[TopicPartition], ErrorCode]
+) -> Steps[list[AddPartitionsToTxnTopicResult]]:
+    results = []
+    for topic in topics:
+        result = AddPartitionsToTxnTopicResult(name=topic.name)
+        results.append(result)
+        for index in topic.partitions:
+            result.results_by_partition.append(
                 AddPartitionsToTxnPartitionResult(
                     partition_index=index,
-                    partition_error_code=int(codes[TopicPartition(topic.name, index)]),
+                    partition_error_code=int(code(TopicPartition(topic.name, index))),
                 )
-                for index in topic.partitions
-            ],
-        )
-        for topic in topics
-    ]
+            )
+            yield
+    return results

@@ -34,7 +34,7 @@ async def handle(context: ApiRequestContext, request: AlterConfigsRequest) -> Al
         request.resources,
         lambda resource: (
             ConfigResource(resource.resource_type, resource.resource_name),
-            [Change(config.name, OpType.SET, config.value) for config in resource.configs],
+            (Change(config.name, OpType.SET, config.value) for config in resource.configs),
         ),
         forward,
         AlterConfigsResourceResponse,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from ottla.metadata.image.entities import AccessControlEntry
 from ottla.node.api.context import ApiRequestContext
 from ottla.node.network.connection import ProtocolViolation
@@ -23,28 +25,60 @@ from ottla.protocol.messages.create_acls import (
     CreateAclsRequest,
     CreateAclsResponse,
 )
+from ottla.runtime.steps import Steps
 
 
 async def handle(context: ApiRequestContext, request: CreateAclsRequest) -> CreateAclsResponse:
-    if any(_is_unknown(each) for each in request.creations):
-        raise ProtocolViolation("its CreateAcls request contains unknown elements")
+    has_any = await context.complete(_look_for_any(request))
     context.require_of_cluster(AclOperation.ALTER)
     if context.services.node.authorizer is None:
         raise KafkaError(ErrorCode.SECURITY_DISABLED, "No Authorizer is configured.")
-    if any(_is_any(each) for each in request.creations):
+    if has_any:
         # Apache Kafka can not make such an ACL, and fails.
         raise KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR)
-    errors = [_problem(each) for each in request.creations]
-    valid = [_entry(each) for each, error in zip(request.creations, errors) if error is None]
+    valid, errors = await context.complete(_validate(request))
     response = await context.controller.control(lambda controller: controller.create_acls(valid))
-    results = iter(response.results)
-    response.results = [
-        next(results)
-        if error is None
-        else AclCreationResult(error_code=ErrorCode.INVALID_REQUEST, error_message=error)
-        for error in errors
-    ]
+    if any(errors):
+        response.results = await context.complete(_results(errors, iter(response.results)))
     return response
+
+
+def _look_for_any(request: CreateAclsRequest) -> Steps[bool]:
+    """Whether there is an element that stands for several. ProtocolViolation if one is unknown."""
+    has_any = False
+    for each in request.creations:
+        if _is_unknown(each):
+            raise ProtocolViolation("its CreateAcls request contains unknown elements")
+        has_any = has_any or _is_any(each)
+        yield
+    return has_any
+
+
+def _validate(request: CreateAclsRequest) -> Steps[tuple[list[AccessControlEntry], list[str | None]]]:
+    """The entries that may be created, and for each that was asked for what is wrong with it."""
+    valid: list[AccessControlEntry] = []
+    errors: list[str | None] = []
+    for each in request.creations:
+        error = _problem(each)
+        errors.append(error)
+        if error is None:
+            valid.append(_entry(each))
+        yield
+    return valid, errors
+
+
+def _results(
+    errors: list[str | None], created: Iterator[AclCreationResult]
+) -> Steps[list[AclCreationResult]]:
+    results: list[AclCreationResult] = []
+    for error in errors:
+        results.append(
+            next(created)
+            if error is None
+            else AclCreationResult(error_code=ErrorCode.INVALID_REQUEST, error_message=error)
+        )
+        yield
+    return results
 
 
 def _is_unknown(acl: AclCreation) -> bool:

@@ -11,11 +11,21 @@ from ottla.protocol.messages.delete_acls import (
     DeleteAclsRequest,
     DeleteAclsResponse,
 )
+from ottla.runtime.steps import Steps
 
 
 async def handle(context: ApiRequestContext, request: DeleteAclsRequest) -> DeleteAclsResponse:
-    filters = [
-        AclFilter(
+    filters = await context.complete(_filters(request))
+    context.require_of_cluster(AclOperation.ALTER)
+    if context.services.node.authorizer is None:
+        raise KafkaError(ErrorCode.SECURITY_DISABLED, "No Authorizer is configured.")
+    return await context.controller.control(lambda controller: controller.delete_acls(filters))
+
+
+def _filters(request: DeleteAclsRequest) -> Steps[list[AclFilter]]:
+    filters = []
+    for each in request.filters:
+        wanted = AclFilter(
             each.resource_type_filter,
             each.resource_name_filter,
             each.pattern_type_filter,
@@ -24,11 +34,8 @@ async def handle(context: ApiRequestContext, request: DeleteAclsRequest) -> Dele
             each.operation,
             each.permission_type,
         )
-        for each in request.filters
-    ]
-    if any(each.is_unknown for each in filters):
-        raise ProtocolViolation("its DeleteAcls request contains UNKNOWN elements")
-    context.require_of_cluster(AclOperation.ALTER)
-    if context.services.node.authorizer is None:
-        raise KafkaError(ErrorCode.SECURITY_DISABLED, "No Authorizer is configured.")
-    return await context.controller.control(lambda controller: controller.delete_acls(filters))
+        if wanted.is_unknown:
+            raise ProtocolViolation("its DeleteAcls request contains UNKNOWN elements")
+        filters.append(wanted)
+        yield
+    return filters

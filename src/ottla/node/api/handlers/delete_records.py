@@ -9,6 +9,7 @@ Version 2 is flexible (KIP-482).
 from __future__ import annotations
 
 from collections.abc import Awaitable
+from operator import itemgetter
 from typing import Final
 
 from ottla.node.api.context import RequestContext
@@ -27,6 +28,7 @@ from ottla.runtime.turns import Turns
 
 # More partitions are looked at in turns: a log start that moves may have files to look for.
 _MANY: Final = 20
+_OFFSET: Final = itemgetter(0)
 
 
 def handle(
@@ -66,8 +68,9 @@ async def _delete_in_turns(
 class _Deletions:
     def __init__(self, context: RequestContext) -> None:
         self._context = context
-        # (partition, offset that every replica's log start must reach, its part of the response)
-        self.waiting: list[tuple[Partition, int, DeleteRecordsPartitionResult]] = []
+        # By partition: the offsets that every replica's log start must reach, and their parts of the
+        # response. A request may name a partition again and again.
+        self.waiting: dict[Partition, list[tuple[int, DeleteRecordsPartitionResult]]] = {}
 
     def delete(self, topic: str, part: DeleteRecordsPartition) -> DeleteRecordsPartitionResult:
         result = DeleteRecordsPartitionResult(partition_index=part.partition_index, low_watermark=-1)
@@ -76,22 +79,34 @@ class _Deletions:
                 raise KafkaError(ErrorCode.TOPIC_AUTHORIZATION_FAILED)
             tp = TopicPartition(topic, part.partition_index)
             partition = self._context.broker.replicas.partition(tp)
-            self.waiting.append((partition, partition.delete_records_on_leader(part.offset), result))
+            offset = partition.delete_records_on_leader(part.offset)
+            self.waiting.setdefault(partition, []).append((offset, result))
         except KafkaError as error:
             result.error_code = int(error.code)
         return result
 
     def done(self) -> bool:
         """Put the low watermarks into the response; True once every replica has followed."""
-        waiting = False
-        for partition, offset, result in self.waiting:
-            if not partition.is_leader:
+        for partition, results in list(self.waiting.items()):
+            low_watermark = partition.low_watermark if partition.is_leader else None
+            if low_watermark is not None and low_watermark < max(results, key=_OFFSET)[0]:
+                continue
+            self._decide(partition, low_watermark)
+        return not self.waiting
+
+    def on_timeout(self) -> None:
+        """Decide what still waits."""
+        for partition in list(self.waiting):
+            self._decide(partition, partition.low_watermark if partition.is_leader else None)
+
+    def _decide(self, partition: Partition, low_watermark: int | None) -> None:
+        for offset, result in self.waiting.pop(partition):
+            if low_watermark is None:
                 result.error_code = int(ErrorCode.NOT_LEADER_OR_FOLLOWER)
-            elif partition.low_watermark >= offset:
-                result.low_watermark = partition.low_watermark
+            elif low_watermark < offset:
+                result.error_code = int(ErrorCode.REQUEST_TIMED_OUT)
             else:
-                waiting = True
-        return not waiting
+                result.low_watermark = low_watermark
 
 
 async def _finish(
@@ -100,11 +115,9 @@ async def _finish(
     deletions: _Deletions,
     response: DeleteRecordsResponse,
 ) -> DeleteRecordsResponse:
-    keys = [partition.topic_partition for partition, _, _ in deletions.waiting]
+    keys = [partition.topic_partition for partition in deletions.waiting]
     if not await context.broker.replicas.purgatory.try_complete_else_watch(
         keys, deletions.done, request.timeout_ms
     ):
-        for partition, offset, result in deletions.waiting:
-            if result.low_watermark < offset and partition.is_leader:
-                result.error_code = int(ErrorCode.REQUEST_TIMED_OUT)
+        deletions.on_timeout()
     return response

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 from ottla.metadata.image.acl_filter import AclFilter
+from ottla.metadata.image.image import MetadataImage
 from ottla.node.api.context import RequestContext
 from ottla.node.network.connection import ProtocolViolation
 from ottla.protocol.acl import AclOperation
@@ -13,9 +16,12 @@ from ottla.protocol.messages.describe_acls import (
     DescribeAclsResource,
     DescribeAclsResponse,
 )
+from ottla.runtime.steps import Steps
 
 
-def handle(context: RequestContext, request: DescribeAclsRequest) -> DescribeAclsResponse:
+def handle(
+    context: RequestContext, request: DescribeAclsRequest
+) -> DescribeAclsResponse | Awaitable[DescribeAclsResponse]:
     wanted = AclFilter(
         request.resource_type_filter,
         request.resource_name_filter,
@@ -33,8 +39,15 @@ def handle(context: RequestContext, request: DescribeAclsRequest) -> DescribeAcl
             error_code=ErrorCode.SECURITY_DISABLED,
             error_message="No Authorizer is configured on the broker",
         )
+    return context.run_bulky(_respond(context.image, wanted), len(context.image.acls))
+
+
+def _respond(image: MetadataImage, wanted: AclFilter) -> Steps[DescribeAclsResponse]:
     resources: dict[tuple[int, str, int], DescribeAclsResource] = {}
-    for acl in filter(wanted.matches, context.image.acls.values()):
+    for acl in image.acls.values():
+        yield
+        if not wanted.matches(acl):
+            continue
         pattern = (acl.resource_type, acl.resource_name, acl.pattern_type)
         resource = resources.get(pattern)
         if resource is None:

@@ -8,9 +8,11 @@ Version 1 is flexible (KIP-482).
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Final
 
 from ottla.metadata.image.entities import QuotaEntity
+from ottla.metadata.image.image import MetadataImage
 from ottla.node.api.context import RequestContext
 from ottla.protocol.acl import AclOperation
 from ottla.protocol.client_quotas import ENTITY_TYPES, IP, MatchType
@@ -23,6 +25,7 @@ from ottla.protocol.messages.describe_client_quotas import (
     EntryData,
     ValueData,
 )
+from ottla.runtime.steps import Steps
 
 
 class _AnyName:
@@ -33,19 +36,26 @@ _ANY_NAME: Final = _AnyName()
 _Filter = dict[str, str | _AnyName | None]
 
 
-def handle(context: RequestContext, request: DescribeClientQuotasRequest) -> DescribeClientQuotasResponse:
+def handle(
+    context: RequestContext, request: DescribeClientQuotasRequest
+) -> DescribeClientQuotasResponse | Awaitable[DescribeClientQuotasResponse]:
     context.require_of_cluster(AclOperation.DESCRIBE_CONFIGS)
-    wanted = _filter(request.components)
-    return DescribeClientQuotasResponse(
-        entries=[
-            EntryData(
-                entity=[EntityData(entity_type=type, entity_name=name) for type, name in entity],
-                values=[ValueData(key=key, value=value) for key, value in quotas.items()],
+    steps = _respond(context.image, _filter(request.components), strict=request.strict)
+    return context.run_bulky(steps, len(context.image.client_quotas))
+
+
+def _respond(image: MetadataImage, wanted: _Filter, *, strict: bool) -> Steps[DescribeClientQuotasResponse]:
+    entries: list[EntryData] = []
+    for entity, quotas in image.client_quotas.items():
+        yield
+        if _matches(entity, wanted, strict=strict):
+            entries.append(
+                EntryData(
+                    entity=[EntityData(entity_type=type, entity_name=name) for type, name in entity],
+                    values=[ValueData(key=key, value=value) for key, value in quotas.items()],
+                )
             )
-            for entity, quotas in context.image.client_quotas.items()
-            if _matches(entity, wanted, strict=request.strict)
-        ],
-    )
+    return DescribeClientQuotasResponse(entries=entries)
 
 
 def failure_response(

@@ -11,7 +11,8 @@ Version 4 is flexible (KIP-482).
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Awaitable, Container, Iterator
+from typing import Final
 
 from ottla.metadata.image.entities import ConfigResource, ConfigResourceType
 from ottla.node.api.config_admin_manager import parse_node_id
@@ -29,10 +30,20 @@ from ottla.protocol.messages.describe_configs import (
     DescribeConfigsResult,
 )
 from ottla.protocol.names import invalid_topic_name
+from ottla.runtime.steps import Steps
+
+# Resources that are described at once. Each may have hundreds of settings.
+_AT_ONCE: Final = 5
 
 
-def handle(context: RequestContext, request: DescribeConfigsRequest) -> DescribeConfigsResponse:
-    results = []
+def handle(
+    context: RequestContext, request: DescribeConfigsRequest
+) -> DescribeConfigsResponse | Awaitable[DescribeConfigsResponse]:
+    return context.run_bulky(_describe(context, request), len(request.resources), _AT_ONCE)
+
+
+def _describe(context: RequestContext, request: DescribeConfigsRequest) -> Steps[DescribeConfigsResponse]:
+    response = DescribeConfigsResponse()
     for resource in deduplicate_long(request.resources, _key):
         result = DescribeConfigsResult(
             resource_type=resource.resource_type, resource_name=resource.resource_name
@@ -41,8 +52,9 @@ def handle(context: RequestContext, request: DescribeConfigsRequest) -> Describe
             result.configs = _configs(context, request, resource)
         except KafkaError as error:
             result.error_code, result.error_message = int(error.code), error.message or ""
-        results.append(result)
-    return DescribeConfigsResponse(results=results)
+        response.results.append(result)
+        yield
+    return response
 
 
 def _key(resource: DescribeConfigsResource) -> tuple[int, str, tuple[str, ...]]:

@@ -43,9 +43,11 @@ async def _describe(context: RequestContext, request: DescribeLogDirsRequest) ->
         return DescribeLogDirsResponse(error_code=ErrorCode.CLUSTER_AUTHORIZATION_FAILED)
     requested = None
     if request.topics is not None:
-        requested = {
-            TopicPartition(topic.topic, index) for topic in request.topics for index in topic.partitions
-        }
+        requested, turns = set[TopicPartition](), Turns(context.broker.runtime.clock)
+        for topic in request.topics:
+            for index in topic.partitions:
+                requested.add(TopicPartition(topic.topic, index))
+                await turns.pause_if_due()
     logs = context.broker.logs
     return DescribeLogDirsResponse(
         results=[await _directory(context, directory, requested) for directory in logs.directories]

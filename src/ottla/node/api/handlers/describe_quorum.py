@@ -6,6 +6,7 @@ Version 2 has directory ids, addresses and error messages (KIP-853).
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from typing import Final
 
 from ottla.node.api.context import ApiRequestContext
@@ -22,35 +23,42 @@ from ottla.protocol.messages.describe_quorum import (
 )
 from ottla.protocol.names import CLUSTER_METADATA_PARTITION
 from ottla.raft.driver.kafka_raft_client import QuorumReplicaInfo
+from ottla.runtime.steps import Steps
 
 _UNKNOWN: Final = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
 
 
-def handle(context: ApiRequestContext, request: DescribeQuorumRequest) -> DescribeQuorumResponse:
+def handle(
+    context: ApiRequestContext, request: DescribeQuorumRequest
+) -> DescribeQuorumResponse | Awaitable[DescribeQuorumResponse]:
     context.require_of_cluster(AclOperation.DESCRIBE)
     if not request.topics:
         return DescribeQuorumResponse()
     requested = [
-        (topic.topic_name, part.partition_index) for topic in request.topics for part in topic.partitions
+        (topic.topic_name, part.partition_index)
+        for topic in request.topics[:2]
+        for part in topic.partitions[:2]
     ]
     if requested != [tuple(CLUSTER_METADATA_PARTITION)]:
-        return DescribeQuorumResponse(
-            topics=[
-                DescribeQuorumResponseTopicData(
-                    topic_name=topic.topic_name,
-                    partitions=[
-                        DescribeQuorumResponsePartitionData(
-                            partition_index=part.partition_index,
-                            error_code=_UNKNOWN,
-                            error_message=_UNKNOWN.text,
-                        )
-                        for part in topic.partitions
-                    ],
-                )
-                for topic in request.topics
-            ]
-        )
+        return context.run_steps(_unknown(request))
     return _metadata_quorum(context)
+
+
+def _unknown(request: DescribeQuorumRequest) -> Steps[DescribeQuorumResponse]:
+    response = DescribeQuorumResponse()
+    for topic in request.topics:
+        answer = DescribeQuorumResponseTopicData(topic_name=topic.topic_name)
+        response.topics.append(answer)
+        for part in topic.partitions:
+            answer.partitions.append(
+                DescribeQuorumResponsePartitionData(
+                    partition_index=part.partition_index,
+                    error_code=_UNKNOWN,
+                    error_message=_UNKNOWN.text,
+                )
+            )
+            yield
+    return response
 
 
 def _metadata_quorum(context: ApiRequestContext) -> DescribeQuorumResponse:

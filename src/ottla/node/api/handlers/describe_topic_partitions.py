@@ -6,6 +6,8 @@ at most `max.request.partition.size.limit`; where it stops, its cursor names the
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
+
 from ottla.metadata.image.entities import TopicImage
 from ottla.node.api.context import RequestContext
 from ottla.node.api.metadata_view import TopicView
@@ -19,13 +21,24 @@ from ottla.protocol.messages.describe_topic_partitions import (
     DescribeTopicPartitionsResponseTopic,
 )
 from ottla.protocol.names import INTERNAL_TOPICS, invalid_topic_name
+from ottla.runtime.steps import Steps
 
 
 def handle(
     context: RequestContext, request: DescribeTopicPartitionsRequest
-) -> DescribeTopicPartitionsResponse:
+) -> DescribeTopicPartitionsResponse | Awaitable[DescribeTopicPartitionsResponse]:
+    return context.run_steps(_respond(context, request))
+
+
+def _respond(
+    context: RequestContext, request: DescribeTopicPartitionsRequest
+) -> Steps[DescribeTopicPartitionsResponse]:
     image = context.image
-    names = sorted({topic.name for topic in request.topics} or image.topics.by_name)
+    asked: set[str] = set()
+    for topic in request.topics:
+        asked.add(topic.name)
+        yield
+    names = sorted(asked or image.topics.by_name)
     first_partition = 0
     cursor = request.cursor
     if cursor is not None:
@@ -49,8 +62,9 @@ def handle(
     view = TopicView(image, context.listener.name)
     response = DescribeTopicPartitionsResponse()
     for name in names:
+        yield
         start = first_partition if cursor is not None and name == cursor.topic_name else 0
-        topic = image.topics.by_name.get(name)
+        found = image.topics.by_name.get(name)
         if not context.allowed(
             AclOperation.DESCRIBE, AclResourceType.TOPIC, name, log_denied=bool(request.topics)
         ):
@@ -58,7 +72,7 @@ def handle(
                 response.topics.append(_denied(name))
             continue
         operations = context.authorized_operations(AclResourceType.TOPIC, name)
-        if topic is None:
+        if found is None:
             error = (
                 ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
                 if invalid_topic_name(name) is None
@@ -69,8 +83,8 @@ def handle(
         if limit == 0:
             response.next_cursor = Cursor(topic_name=name, partition_index=start)
             break
-        indexes = [index for index in sorted(topic.partitions) if index >= start]
-        response.topics.append(_topic(topic, indexes[:limit], view, operations))
+        indexes = [index for index in sorted(found.partitions) if index >= start]
+        response.topics.append(_topic(found, indexes[:limit], view, operations))
         if len(indexes) > limit:
             response.next_cursor = Cursor(topic_name=name, partition_index=indexes[limit])
             break

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable
 
 from ottla.coordinator.transaction.requests import DescribeTransaction
 from ottla.coordinator.transaction.transaction_metadata import TransactionMetadata
@@ -26,7 +26,7 @@ def handle(
 
 
 async def _describe(
-    context: RequestContext, transactional_ids: Sequence[str]
+    context: RequestContext, transactional_ids: Iterable[str]
 ) -> DescribeTransactionsResponse:
     response, turns = DescribeTransactionsResponse(), Turns(context.broker.runtime.clock)
     for transactional_id in transactional_ids:

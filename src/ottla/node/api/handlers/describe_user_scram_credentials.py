@@ -6,6 +6,7 @@ Without users it describes all. Keys and salts are in no response.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Awaitable
 
 from ottla.metadata.image.entities import ScramUser
 from ottla.node.api.context import RequestContext
@@ -18,19 +19,28 @@ from ottla.protocol.messages.describe_user_scram_credentials import (
     DescribeUserScramCredentialsResult,
 )
 from ottla.protocol.scram import ScramMechanism
+from ottla.runtime.steps import Steps
 
 
 def handle(
     context: RequestContext, request: DescribeUserScramCredentialsRequest
-) -> DescribeUserScramCredentialsResponse:
+) -> DescribeUserScramCredentialsResponse | Awaitable[DescribeUserScramCredentialsResponse]:
     context.require_of_cluster(AclOperation.DESCRIBE)
+    return context.run_bulky(_respond(context, request), len(request.users or context.image.scram))
+
+
+def _respond(
+    context: RequestContext, request: DescribeUserScramCredentialsRequest
+) -> Steps[DescribeUserScramCredentialsResponse]:
     if request.users:
         users = Counter(user.name for user in request.users)
     else:
         users = Counter(dict.fromkeys((user.name for user in context.image.scram), 1))
-    return DescribeUserScramCredentialsResponse(
-        results=[_describe(context, name, count) for name, count in users.items()]
-    )
+    response = DescribeUserScramCredentialsResponse()
+    for name, count in users.items():
+        response.results.append(_describe(context, name, count))
+        yield
+    return response
 
 
 def failure_response(

@@ -35,7 +35,7 @@ async def handle(
         request.resources,
         lambda resource: (
             ConfigResource(resource.resource_type, resource.resource_name),
-            [Change(config.name, config.config_operation, config.value) for config in resource.configs],
+            (Change(config.name, config.config_operation, config.value) for config in resource.configs),
         ),
         forward,
         AlterConfigsResourceResponse,

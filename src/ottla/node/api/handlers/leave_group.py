@@ -20,8 +20,10 @@ from ottla.protocol.messages.leave_group import (
     MemberIdentity,
     MemberResponse,
 )
+from ottla.runtime.turns import Turns
 
 _FIRST_VERSION_OF_BATCHES = 3
+_MEMBERS_AT_ONCE = 100
 
 
 def handle(
@@ -31,6 +33,25 @@ def handle(
     check_group_id(request.group_id)
     if context.version < _FIRST_VERSION_OF_BATCHES:
         request.members = [MemberIdentity(member_id=request.member_id)]
+    return _leave_in_parts(context, request) if context.is_long else _leave(context, request)
+
+
+async def _leave_in_parts(context: RequestContext, request: LeaveGroupRequest) -> LeaveGroupResponse:
+    """Have many members leave, some at a time; each has a result of its own."""
+    response, turns = LeaveGroupResponse(), Turns(context.broker.runtime.clock)
+    for start in range(0, len(request.members), _MEMBERS_AT_ONCE):
+        part = request.members[start : start + _MEMBERS_AT_ONCE]
+        answer = _leave(context, request.replace(members=part))
+        if not isinstance(answer, LeaveGroupResponse):
+            answer = await answer
+        response.members += answer.members
+        await turns.pause_if_due()
+    return response
+
+
+def _leave(
+    context: RequestContext, request: LeaveGroupRequest
+) -> LeaveGroupResponse | Awaitable[LeaveGroupResponse]:
     try:
         ticket = submit(context, request.group_id, LeaveGroup, request)
         return ticket.then(lambda response: _for_version(context, response))

@@ -7,11 +7,12 @@ Version 5 has types and a filter on them (KIP-848).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Iterable
 
 from ottla.node.api.context import RequestContext
 from ottla.protocol.acl import CLUSTER_NAME, AclOperation, AclResourceType
 from ottla.protocol.messages.list_groups import ListGroupsRequest, ListGroupsResponse
+from ottla.runtime.steps import Steps
 
 
 def handle(context: RequestContext, request: ListGroupsRequest) -> Awaitable[ListGroupsResponse]:
@@ -19,7 +20,9 @@ def handle(context: RequestContext, request: ListGroupsRequest) -> Awaitable[Lis
 
 
 async def _list(context: RequestContext, request: ListGroupsRequest) -> ListGroupsResponse:
-    groups = await context.broker.coordinators.groups.list_groups(request.states_filter, request.types_filter)
+    states = await context.complete(_distinct(request.states_filter))
+    types = await context.complete(_distinct(request.types_filter))
+    groups = await context.broker.coordinators.groups.list_groups(states, types)
     if not context.allowed(AclOperation.DESCRIBE, AclResourceType.CLUSTER, CLUSTER_NAME, log_denied=False):
         groups = [
             group
@@ -27,3 +30,11 @@ async def _list(context: RequestContext, request: ListGroupsRequest) -> ListGrou
             if context.allowed(AclOperation.DESCRIBE, AclResourceType.GROUP, group.group_id, log_denied=False)
         ]
     return ListGroupsResponse(groups=groups)
+
+
+def _distinct(names: Iterable[str]) -> Steps[set[str]]:
+    found = set()
+    for name in names:
+        found.add(name)
+        yield
+    return found

@@ -37,6 +37,9 @@ from ottla.protocol.names import TopicPartition
 from ottla.replication.list_offsets import ListedOffset
 from ottla.replication.partition import FetchIsolation
 from ottla.runtime.heavy_work import INLINE_US
+from ottla.runtime.steps import Steps, run_at_once
+from ottla.runtime.turns import Turns
+from ottla.runtime.work_queue import in_turns
 
 _CONSUMER: Final = -1
 _DEBUGGING_CONSUMER: Final = -2
@@ -49,9 +52,12 @@ def handle(
     context: RequestContext, request: ListOffsetsRequest
 ) -> ListOffsetsResponse | Awaitable[ListOffsetsResponse]:
     lookup = _Lookup(context, request)
+    if context.is_long:
+        return lookup.run_in_turns()
+    run_at_once(lookup.read())
     missing: list[MissingRead] = []
     lookup.attempt(_PARTITIONS_AT_ONCE, missing)
-    return lookup.complete(missing) if lookup.is_incomplete else lookup.response()
+    return lookup.complete(missing) if lookup.is_incomplete else run_at_once(lookup.response())
 
 
 class _Lookup:
@@ -75,15 +81,24 @@ class _Lookup:
             only_leader=request.replica_id != _DEBUGGING_CONSUMER,
             max_wait_ms=(request.timeout_ms if context.version >= 10 else 0) or None,
         )
-        self._counts = Counter(
-            (topic.name, part.partition_index) for topic in request.topics for part in topic.partitions
-        )
+        # How often each partition is named.
+        self._counts: Counter[tuple[str, int]] = Counter()
         self._found: dict[tuple[str, int], ListOffsetsPartitionResponse] = {}
         self._allowed: dict[str, bool] = {}
         # Those that were not looked up yet, or miss something.
-        self._left: deque[tuple[str, ListOffsetsPartition]] = deque(
-            (topic.name, part) for topic in request.topics for part in topic.partitions
-        )
+        self._left: deque[tuple[str, ListOffsetsPartition]] = deque()
+
+    def read(self) -> Steps[None]:
+        """Take up what is asked for; before anything else."""
+        for topic in self.request.topics:
+            for part in topic.partitions:
+                self._counts[topic.name, part.partition_index] += 1
+                self._left.append((topic.name, part))
+                yield
+
+    async def run_in_turns(self) -> ListOffsetsResponse:
+        await in_turns(self.read(), Turns(self.context.broker.runtime.clock))
+        return await self.complete([])
 
     @property
     def is_incomplete(self) -> bool:
@@ -136,22 +151,17 @@ class _Lookup:
                 break
             await load(context.broker.runtime.pool, missing, context.run_heavy)
             missing = []
-        return self.response()
+        return await in_turns(self.response(), Turns(context.broker.runtime.clock))
 
-    def response(self) -> ListOffsetsResponse:
-        found = self._found
-        return ListOffsetsResponse(
-            topics=[
-                ListOffsetsTopicResponse(
-                    name=topic.name,
-                    partitions=[
-                        found[topic.name, index]
-                        for index in dict.fromkeys(part.partition_index for part in topic.partitions)
-                    ],
-                )
-                for topic in self.request.topics
-            ]
-        )
+    def response(self) -> Steps[ListOffsetsResponse]:
+        response = ListOffsetsResponse()
+        for topic in self.request.topics:
+            parts: dict[int, ListOffsetsPartitionResponse] = {}
+            for part in topic.partitions:
+                parts[part.partition_index] = self._found[topic.name, part.partition_index]
+                yield
+            response.topics.append(ListOffsetsTopicResponse(name=topic.name, partitions=list(parts.values())))
+        return response
 
 
 def _failed(part: ListOffsetsPartition, code: ErrorCode) -> ListOffsetsPartitionResponse:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from ottla.metadata.controller.state import Result
 from ottla.node.api.context import ApiRequestContext
 from ottla.protocol.acl import AclOperation
 from ottla.protocol.messages.list_partition_reassignments import (
@@ -16,7 +15,7 @@ async def handle(
 ) -> ListPartitionReassignmentsResponse:
     context.require_of_cluster(AclOperation.DESCRIBE)
     response = await context.controller.control(
-        lambda controller: Result([], controller.list_partition_reassignments(request))
+        lambda controller: controller.list_partition_reassignments(request)
     )
     response.error_message = response.error_message or None
     return response

@@ -6,7 +6,7 @@ Version 2 can filter by a regular expression that matches the whole id (KIP-1152
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 
 from ottla.coordinator.transaction.requests import ListTransactions
 from ottla.coordinator.transaction.transaction_metadata import BY_TITLE
@@ -21,23 +21,16 @@ from ottla.protocol.messages.list_transactions import (
 from ottla.protocol.re2_syntax import compile_re2
 
 
-def handle(context: RequestContext, request: ListTransactionsRequest) -> Awaitable[ListTransactionsResponse]:
-    known = [BY_TITLE[name] for name in request.state_filters if name in BY_TITLE]
-    return _list(
-        context,
-        ListTransactions(
-            states=frozenset(known) if request.state_filters else None,
-            producer_ids=frozenset(request.producer_id_filters),
-            duration_ms=request.duration_filter,
-            matches=_matcher(request.transactional_id_pattern),
-        ),
-        [name for name in dict.fromkeys(request.state_filters) if name not in BY_TITLE],
+async def handle(context: RequestContext, request: ListTransactionsRequest) -> ListTransactionsResponse:
+    matches = _matcher(request.transactional_id_pattern)
+    names = await context.build(dict.fromkeys, request.state_filters)
+    wanted = ListTransactions(
+        states=frozenset(BY_TITLE[name] for name in names if name in BY_TITLE) if names else None,
+        producer_ids=await context.build(frozenset, request.producer_id_filters),
+        duration_ms=request.duration_filter,
+        matches=matches,
     )
-
-
-async def _list(
-    context: RequestContext, wanted: ListTransactions, unknown_states: list[str]
-) -> ListTransactionsResponse:
+    unknown_states = [name for name in names if name not in BY_TITLE]
     found = await context.broker.coordinators.transactions.service.list(wanted)
     return ListTransactionsResponse(
         unknown_state_filters=unknown_states,

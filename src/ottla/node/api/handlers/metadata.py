@@ -21,8 +21,8 @@ Version 13 has an error for the whole response (KIP-1102).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Iterable
-from typing import Final
+from collections.abc import Awaitable, Collection, Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
 
 from ottla.metadata.image.entities import TopicImage
 from ottla.metadata.image.image import MetadataImage
@@ -40,7 +40,9 @@ from ottla.protocol.messages.metadata import (
     MetadataResponseTopic,
 )
 from ottla.protocol.names import INTERNAL_TOPICS, invalid_topic_name
+from ottla.runtime.steps import Steps, run_at_once
 from ottla.runtime.turns import Turns
+from ottla.runtime.work_queue import in_turns
 
 _ZERO_UUID: Final = bytes(16)
 # All topics, if these are more partitions, are listed in several turns.
@@ -57,21 +59,13 @@ def handle(
             context.is_bulky = True
             return _all_topics_in_turns(context, request)
         return _all_topics(context, request)
-    _check(context, topics)
-    if any(topic.topic_id != _ZERO_UUID for topic in topics):
-        return _by_id(context, request, list(dict.fromkeys(bytes(topic.topic_id) for topic in topics)))
-    names = list(dict.fromkeys(topic.name for topic in topics if topic.name is not None))
-    missing = [
-        name
-        for name in names
-        if name not in context.image.topics.by_name
-        and invalid_topic_name(name) is None
-        and context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, name, log_denied=False)
-    ]
-    may_create = request.allow_auto_topic_creation and context.config.flag("auto.create.topics.enable")
-    if missing and may_create:
-        return _create_and_list(context, request, names, missing)
-    return _by_name(context, request, names, {})
+    if context.is_long or _names_many_partitions(context.image, topics):
+        context.is_bulky = True
+        return _answer_in_turns(context, request, topics)
+    asked = run_at_once(_read(context, topics))
+    if asked.missing and _may_create(context, request):
+        return _create_and_list(context, request, asked)
+    return run_at_once(_respond(context, request, asked, {}))
 
 
 def failure_response(request: MetadataRequest, code: int, _message: str | None) -> MetadataResponse:
@@ -83,8 +77,42 @@ def failure_response(request: MetadataRequest, code: int, _message: str | None) 
     )
 
 
-def _check(context: RequestContext, topics: Iterable[MetadataRequestTopic]) -> None:
+class _Asked(NamedTuple):
+    """The topics that a request names: by ids, or by names, of which some are missing."""
+
+    ids: Collection[bytes]
+    names: Collection[str]
+    missing: Sequence[str]
+
+
+async def _answer_in_turns(
+    context: RequestContext, request: MetadataRequest, topics: Sequence[MetadataRequestTopic]
+) -> MetadataResponse:
+    turns = Turns(context.broker.runtime.clock)
+    asked = await in_turns(_read(context, topics), turns)
+    if asked.missing and _may_create(context, request):
+        return await _create_and_list(context, request, asked)
+    return await in_turns(_respond(context, request, asked, {}), turns)
+
+
+def _names_many_partitions(image: MetadataImage, topics: Iterable[MetadataRequestTopic]) -> bool:
+    count = 0
     for topic in topics:
+        found = image.topics.by_name.get(topic.name or "") or image.topics.by_id.get(bytes(topic.topic_id))
+        count += 1 if found is None else len(found.partitions)
+    return count > _ONE_TURN
+
+
+def _may_create(context: RequestContext, request: MetadataRequest) -> bool:
+    return request.allow_auto_topic_creation and context.config.flag("auto.create.topics.enable")
+
+
+def _read(context: RequestContext, topics: Iterable[MetadataRequestTopic]) -> Steps[_Asked]:
+    """Look at what is asked for. INVALID_REQUEST, or UNKNOWN_SERVER_ERROR as in Kafka, if it cannot be."""
+    ids: dict[bytes, None] = {}
+    names: dict[str, None] = {}
+    for topic in topics:
+        yield
         if context.version < 12 and (topic.name is None or topic.topic_id != _ZERO_UUID):
             raise KafkaError(
                 ErrorCode.INVALID_REQUEST,
@@ -94,6 +122,20 @@ def _check(context: RequestContext, topics: Iterable[MetadataRequestTopic]) -> N
             raise KafkaError(
                 ErrorCode.UNKNOWN_SERVER_ERROR, "A topic of the request has neither a name nor an id"
             )
+        if topic.topic_id != _ZERO_UUID:
+            ids[bytes(topic.topic_id)] = None
+        elif topic.name is not None:
+            names[topic.name] = None
+    missing: list[str] = []
+    for name in () if ids else names:
+        yield
+        if (
+            name not in context.image.topics.by_name
+            and invalid_topic_name(name) is None
+            and context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, name, log_denied=False)
+        ):
+            missing.append(name)
+    return _Asked(ids, names, missing)
 
 
 def _all_topics(context: RequestContext, request: MetadataRequest) -> MetadataResponse:
@@ -125,12 +167,24 @@ async def _all_topics_in_turns(context: RequestContext, request: MetadataRequest
     return _response(context, request, image, topics)
 
 
-def _by_id(context: RequestContext, request: MetadataRequest, ids: list[bytes]) -> MetadataResponse:
+def _respond(
+    context: RequestContext, request: MetadataRequest, asked: _Asked, errors: Mapping[str, ErrorCode]
+) -> Steps[MetadataResponse]:
+    """`errors` are those of topics that could not be created."""
+    if asked.ids:
+        return _by_id(context, request, asked.ids)
+    return _by_name(context, request, asked.names, errors)
+
+
+def _by_id(
+    context: RequestContext, request: MetadataRequest, ids: Iterable[bytes]
+) -> Steps[MetadataResponse]:
     image = context.image
     builder = _Topics(context, request, image)
     unknown: list[MetadataResponseTopic] = []
     found: list[MetadataResponseTopic] = []
-    for topic_id in dict.fromkeys(topic_id for topic_id in ids if topic_id != _ZERO_UUID):
+    for topic_id in ids:
+        yield
         topic = image.topics.by_id.get(topic_id)
         if topic is None:
             error = ErrorCode.UNKNOWN_TOPIC_ID
@@ -144,35 +198,38 @@ def _by_id(context: RequestContext, request: MetadataRequest, ids: list[bytes]) 
 
 
 async def _create_and_list(
-    context: RequestContext, request: MetadataRequest, names: list[str], missing: list[str]
+    context: RequestContext, request: MetadataRequest, asked: _Asked
 ) -> MetadataResponse:
     errors = {}
     allowed = []
-    for name in missing:
+    turns = Turns(context.broker.runtime.clock)
+    for name in asked.missing:
         if context.allowed(
             AclOperation.CREATE, AclResourceType.CLUSTER, CLUSTER_NAME, log_denied=False
         ) or context.allowed(AclOperation.CREATE, AclResourceType.TOPIC, name):
             allowed.append(name)
         else:
             errors[name] = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+        await turns.pause_if_due()
     if allowed:
         quota = context.mutation_quota(strict_since=0)
         errors |= await create_missing_topics(context.services, allowed, quota)
-    return _by_name(context, request, names, errors)
+    return await in_turns(_respond(context, request, asked, errors), turns)
 
 
 def _by_name(
     context: RequestContext,
     request: MetadataRequest,
-    names: list[str],
-    errors: dict[str, ErrorCode],
-) -> MetadataResponse:
+    names: Iterable[str],
+    errors: Mapping[str, ErrorCode],
+) -> Steps[MetadataResponse]:
     image = context.image
     builder = _Topics(context, request, image)
     denied: list[MetadataResponseTopic] = []
     found: list[MetadataResponseTopic] = []
     unknown: list[MetadataResponseTopic] = []
     for name in names:
+        yield
         topic = image.topics.by_name.get(name)
         if not context.allowed(AclOperation.DESCRIBE, AclResourceType.TOPIC, name):
             denied.append(_denied(name))

@@ -18,7 +18,15 @@ from collections.abc import Awaitable
 
 from ottla.coordinator.group.requests import CommitOffsets
 from ottla.node.api.context import RequestContext
-from ottla.node.api.group_requests import check_committed_topic, check_group, existing, merge, submit
+from ottla.node.api.group_requests import (
+    add_part,
+    check_committed_topic,
+    check_group,
+    existing,
+    merge,
+    parts_of,
+    submit,
+)
 from ottla.node.api.response_errors import error_for_each_part
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.offset_commit import (
@@ -28,6 +36,7 @@ from ottla.protocol.messages.offset_commit import (
     OffsetCommitResponsePartition,
     OffsetCommitResponseTopic,
 )
+from ottla.runtime.turns import Turns
 
 _FIRST_VERSION_BY_ID = 10
 
@@ -36,6 +45,26 @@ def handle(
     context: RequestContext, request: OffsetCommitRequest
 ) -> OffsetCommitResponse | Awaitable[OffsetCommitResponse]:
     check_group(context, request.group_id)
+    return _answer_in_parts(context, request) if context.is_long else _answer(context, request)
+
+
+async def _answer_in_parts(context: RequestContext, request: OffsetCommitRequest) -> OffsetCommitResponse:
+    """Commit many offsets, some at a time. Each has a result of its own, so that the group may change
+    meanwhile.
+    """
+    response, turns = OffsetCommitResponse(), Turns(context.broker.runtime.clock)
+    for part in parts_of(request.topics):
+        answer = _answer(context, request.replace(topics=part))
+        if not isinstance(answer, OffsetCommitResponse):
+            answer = await answer
+        add_part(response.topics, answer.topics)
+        await turns.pause_if_due()
+    return response
+
+
+def _answer(
+    context: RequestContext, request: OffsetCommitRequest
+) -> OffsetCommitResponse | Awaitable[OffsetCommitResponse]:
     refused: list[OffsetCommitResponseTopic] = []
     accepted: list[OffsetCommitRequestTopic] = []
     for topic in request.topics:

@@ -6,7 +6,14 @@ from collections.abc import Awaitable
 
 from ottla.coordinator.group.requests import DeleteOffsets
 from ottla.node.api.context import RequestContext
-from ottla.node.api.group_requests import check_group, check_group_id, merge, submit
+from ottla.node.api.group_requests import (
+    add_part,
+    check_group,
+    check_group_id,
+    merge,
+    parts_of,
+    submit,
+)
 from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.messages.offset_delete import (
@@ -16,6 +23,7 @@ from ottla.protocol.messages.offset_delete import (
     OffsetDeleteResponsePartition,
     OffsetDeleteResponseTopic,
 )
+from ottla.runtime.turns import Turns
 
 
 def handle(
@@ -23,6 +31,24 @@ def handle(
 ) -> OffsetDeleteResponse | Awaitable[OffsetDeleteResponse]:
     check_group(context, request.group_id, AclOperation.DELETE)
     check_group_id(request.group_id)
+    return _answer_in_parts(context, request) if context.is_long else _answer(context, request)
+
+
+async def _answer_in_parts(context: RequestContext, request: OffsetDeleteRequest) -> OffsetDeleteResponse:
+    """Delete many offsets, some at a time; each has a result of its own."""
+    response, turns = OffsetDeleteResponse(), Turns(context.broker.runtime.clock)
+    for part in parts_of(request.topics):
+        answer = _answer(context, request.replace(topics=part))
+        if not isinstance(answer, OffsetDeleteResponse):
+            answer = await answer
+        add_part(response.topics, answer.topics)
+        await turns.pause_if_due()
+    return response
+
+
+def _answer(
+    context: RequestContext, request: OffsetDeleteRequest
+) -> OffsetDeleteResponse | Awaitable[OffsetDeleteResponse]:
     refused: list[OffsetDeleteResponseTopic] = []
     accepted: list[OffsetDeleteRequestTopic] = []
     for topic in _merge_topics(request.topics):

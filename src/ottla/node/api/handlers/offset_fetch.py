@@ -15,13 +15,14 @@ Version 10 names topics by id (KIP-848).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Sequence
+from collections.abc import Awaitable, Iterable, Sequence
 from typing import Final
 
 from ottla.coordinator.group.requests import FetchOffsets
 from ottla.coordinator.runtime.coordinator_runtime import Ticket
 from ottla.node.api.context import RequestContext
 from ottla.node.api.deduplication import deduplicate_long
+from ottla.node.api.group_requests import add_part, parts_of
 from ottla.protocol.acl import AclOperation, AclResourceType
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.messages.offset_fetch import (
@@ -60,9 +61,10 @@ def handle(
         ]
     # A response with all offsets of a group is many times as large as the request for them; one with the
     # offsets of named topics is not.
-    groups = deduplicate_long(groups, lambda each: (each.group_id, each.topics is None or id(each)))
+    distinct = deduplicate_long(groups, lambda each: (each.group_id, each.topics is None or id(each)))
     if context.is_long:
-        return _respond_in_turns(context, groups, request.require_stable)
+        return _respond_in_turns(context, distinct, request.require_stable)
+    groups = list(distinct)
     fetches = [_Fetch(context, group, request.require_stable) for group in groups]
     if all(fetch.done for fetch in fetches):
         return _respond(context, groups, [fetch.response() for fetch in fetches])
@@ -78,15 +80,26 @@ async def _respond_later(
 
 
 async def _respond_in_turns(
-    context: RequestContext, groups: Sequence[OffsetFetchRequestGroup], require_stable: bool
+    context: RequestContext, groups: Iterable[OffsetFetchRequestGroup], require_stable: bool
 ) -> OffsetFetchResponse:
     turns, responses = Turns(context.broker.runtime.clock), []
+    answered: list[OffsetFetchRequestGroup] = []
     for group in groups:
-        fetch = _Fetch(context, group, require_stable)
-        await fetch.wait()
-        responses.append(fetch.response())
+        answered.append(group)
+        response = OffsetFetchResponseGroup(group_id=group.group_id)
+        parts = parts_of(group.topics, "partition_indexes") if group.topics else (group.topics,)
+        for part in parts:
+            fetch = _Fetch(context, group.replace(topics=part), require_stable)
+            await fetch.wait()
+            found = fetch.response()
+            if found.error_code:
+                response = found
+                break
+            add_part(response.topics, found.topics)
+            await turns.pause_if_due()
+        responses.append(response)
         await turns.pause_if_due()
-    return _respond(context, groups, responses)
+    return await context.broker.runtime.pool.run(_respond, context, answered, responses)
 
 
 class _Fetch:

@@ -55,6 +55,9 @@ from ottla.records.validation import BatchCheck, BatchTooCostly, RecordErrors, c
 from ottla.replication.partition import Partition
 from ottla.runtime.disk import Buffer
 from ottla.runtime.heavy_work import INLINE_US
+from ottla.runtime.steps import Steps, run_at_once
+from ottla.runtime.turns import Turns
+from ottla.runtime.work_queue import in_turns
 
 if TYPE_CHECKING:
     from ottla.node.coordinators.add_partitions_to_txn import ProduceVerification
@@ -77,7 +80,6 @@ _ADMIN_CLIENT: Final = "__admin_client"
 # take milliseconds, and other connections should not wait for all of them.
 _MAX_PARTITIONS_AT_ONCE: Final = 32
 _MAX_BYTES_AT_ONCE: Final = 2 * 1024 * 1024
-_TURN_SECONDS: Final = 0.01
 # Kafka finds these errors before it looks at the log, so its responses have no log start offset then.
 # Requests with acks=0 that have to wait: their connections may be lost before they are done.
 _without_acknowledgement: Final[set[asyncio.Future[ProduceResponse | None]]] = set()
@@ -86,17 +88,17 @@ _ERRORS_BEFORE_THE_LOG: Final = frozenset((ErrorCode.CORRUPT_MESSAGE, ErrorCode.
 
 def handle(context: RequestContext, request: ProduceRequest) -> ProduceReply:
     if request.acks not in (-1, 0, 1):
-        return failure_response(request, ErrorCode.INVALID_REQUIRED_ACKS, None)
-    if context.services.node.authorizer is not None and _has_transactional_records(request):
-        _check_transactional_id(context, request)
+        raise KafkaError(ErrorCode.INVALID_REQUIRED_ACKS)
     produce = _Produce(context, request)
+    if not produce.is_wide and context.services.node.authorizer is not None:
+        run_at_once(produce.check_transactional_id())
     connection = context.pending.connection
     predecessor = connection.last_produce
     verified: Awaitable[None] | None = None
-    if predecessor is None:
+    if predecessor is None and not produce.is_wide:
         if request.transactional_id is not None:
-            verified = produce.verify_transaction(request.transactional_id)
-        if verified is None and not produce.is_wide() and not produce.has_to_wait_for_logs():
+            verified = run_at_once(produce.verify_transaction(request.transactional_id))
+        if verified is None and not produce.has_to_wait_for_logs():
             produce.append_all()
             if not produce.heavy:
                 return produce.reply()
@@ -135,16 +137,20 @@ async def _append_in_order(
     lets the next request go on, whatever becomes of this one.
     """
     try:
+        clock = produce.context.broker.runtime.clock
+        if produce.is_wide:
+            await in_turns(produce.check_transactional_id(), Turns(clock))
         if predecessor is not None:
             await asyncio.wait((predecessor,))
-            if produce.request.transactional_id is not None:
-                verified = produce.verify_transaction(produce.request.transactional_id)
+        transactional_id = produce.request.transactional_id
+        if transactional_id is not None and (predecessor is not None or produce.is_wide):
+            verified = await in_turns(produce.verify_transaction(transactional_id), Turns(clock))
         if verified is not None:
             await verified
         if produce.has_to_wait_for_logs():
             await produce.complete_new_logs()
         if not produce.heavy:  # else the rest is appended
-            if produce.is_wide():
+            if produce.is_wide:
                 await produce.append_in_turns()
             else:
                 produce.append_all()
@@ -195,6 +201,7 @@ class _Produce:
         "_verification",
         "context",
         "heavy",
+        "is_wide",
         "request",
     )
 
@@ -210,6 +217,8 @@ class _Produce:
         # Which topics the client may write, once that is known.
         self._decided: dict[str, bool] = {}
         self._by_id = context.version >= 13
+        # Whether the request has too many partitions or bytes to append to all of them at once.
+        self.is_wide = self._is_wide()
         self._response = ProduceResponse()
         self._verification: ProduceVerification | None = None
         # (partition, offset that its high watermark must reach, its part of the response): with acks=all,
@@ -225,10 +234,10 @@ class _Produce:
         # What went wrong last, for the log; a producer with acks=0 gets no response that could say it.
         self._failure: str | None = None
 
-    def is_wide(self) -> bool:
-        """Whether the request has too many partitions or bytes to append to all of them at once."""
-        count = 0
-        for topic in self.request.topic_data:
+    def _is_wide(self) -> bool:
+        topics = self.request.topic_data
+        count = len(topics) if len(topics) > _MAX_PARTITIONS_AT_ONCE else 0
+        for topic in topics[:_MAX_PARTITIONS_AT_ONCE]:
             count += len(topic.partition_data)
         return count > _MAX_PARTITIONS_AT_ONCE or (
             count > 1 and self.context.pending.size > _MAX_BYTES_AT_ONCE
@@ -236,7 +245,18 @@ class _Produce:
 
     # The transaction
 
-    def verify_transaction(self, transactional_id: str) -> Awaitable[None] | None:
+    def check_transactional_id(self) -> Steps[None]:
+        """Check that the client may use its transactional id, if it sent records of a transaction."""
+        if self._authorized:
+            return
+        for topic in self.request.topic_data:
+            for data in topic.partition_data:
+                if _is_transactional(data.records):
+                    _check_transactional_id(self.context, self.request)
+                    return
+                yield
+
+    def verify_transaction(self, transactional_id: str) -> Steps[Awaitable[None] | None]:
         """Have the coordinator confirm that the partitions belong to the transaction; None if nothing has to
         be waited for.
         """
@@ -249,6 +269,7 @@ class _Produce:
         self._verification = verification
         for topic in self.request.topic_data:
             for data in topic.partition_data:
+                yield
                 try:
                     partition = self._find_partition(topic, data.index)
                     header = _read_header(data.records, version)
@@ -270,8 +291,10 @@ class _Produce:
         logs = self._broker.logs
         # Those of a start or of a move too: all requests would take this way until the metadata change.
         logs.complete_log_creations()
+        turns = Turns(self._clock)
         for topic in self.request.topic_data:
             for data in topic.partition_data:
+                await turns.pause_if_due()
                 try:
                     log = self._find_partition(topic, data.index).log
                 except KafkaError:
@@ -314,16 +337,13 @@ class _Produce:
 
     async def append_in_turns(self) -> None:
         """Append, and let other connections have their turn in between."""
-        loop = asyncio.get_running_loop()
-        turn_ends = loop.time() + _TURN_SECONDS
+        turns = Turns(self._clock)
         for topic in self.request.topic_data:
             answer = TopicProduceResponse(name=topic.name, topic_id=topic.topic_id)
             self._response.responses.append(answer)
             for data in topic.partition_data:
                 answer.partition_responses.append(self.append_partition(topic, data))
-                if loop.time() >= turn_ends:
-                    await asyncio.sleep(0)
-                    turn_ends = loop.time() + _TURN_SECONDS
+                await turns.pause_if_due()
 
     async def append_heavy(self) -> None:
         """Have the batches checked that were too much for a turn, one after the other, and append them."""
@@ -526,18 +546,13 @@ class _Produce:
         return self._response
 
 
-def _has_transactional_records(request: ProduceRequest) -> bool:
-    for topic in request.topic_data:
-        for data in topic.partition_data:
-            records = data.records
-            if (
-                records is not None
-                and len(records) > _ATTRIBUTES_AT
-                and records[_ATTRIBUTES_AT] & _TRANSACTIONAL
-                and records[_MAGIC_AT] == MAGIC
-            ):
-                return True
-    return False
+def _is_transactional(records: Buffer | None) -> bool:
+    return (
+        records is not None
+        and len(records) > _ATTRIBUTES_AT
+        and bool(records[_ATTRIBUTES_AT] & _TRANSACTIONAL)
+        and records[_MAGIC_AT] == MAGIC
+    )
 
 
 def _check_transactional_id(context: RequestContext, request: ProduceRequest) -> None:

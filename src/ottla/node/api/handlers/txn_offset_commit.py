@@ -18,11 +18,13 @@ from ottla.coordinator.group.requests import CommitTransactionalOffsets
 from ottla.log.producers.state_entry import VerificationGuard
 from ottla.node.api.context import RequestContext
 from ottla.node.api.group_requests import (
+    add_part,
     check_committed_topic,
     check_group,
     check_group_id,
     existing,
     merge,
+    parts_of,
     submit,
 )
 from ottla.node.api.response_errors import error_for_each_part
@@ -36,6 +38,7 @@ from ottla.protocol.messages.txn_offset_commit import (
     TxnOffsetCommitResponseTopic,
 )
 from ottla.protocol.names import CONSUMER_OFFSETS_TOPIC, TopicPartition
+from ottla.runtime.turns import Turns
 
 _FIRST_VERSION_BY_ID = 6
 
@@ -47,6 +50,26 @@ def handle(
         raise KafkaError(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED)
     check_group(context, request.group_id)
     check_group_id(request.group_id)
+    return _answer_in_parts(context, request) if context.is_long else _answer(context, request)
+
+
+async def _answer_in_parts(
+    context: RequestContext, request: TxnOffsetCommitRequest
+) -> TxnOffsetCommitResponse:
+    """Commit many offsets, some at a time; each has a result of its own."""
+    response, turns = TxnOffsetCommitResponse(), Turns(context.broker.runtime.clock)
+    for part in parts_of(request.topics):
+        answer = _answer(context, request.replace(topics=part))
+        if not isinstance(answer, TxnOffsetCommitResponse):
+            answer = await answer
+        add_part(response.topics, answer.topics)
+        await turns.pause_if_due()
+    return response
+
+
+def _answer(
+    context: RequestContext, request: TxnOffsetCommitRequest
+) -> TxnOffsetCommitResponse | Awaitable[TxnOffsetCommitResponse]:
     refused: list[TxnOffsetCommitResponseTopic] = []
     accepted: list[TxnOffsetCommitRequestTopic] = []
     for topic in request.topics:

@@ -11,7 +11,7 @@ Version 2 has the version of the transaction: a marker of version 2 must have a 
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 
 from ottla.coordinator.runtime.effects import ProducerIdAndEpoch
 from ottla.coordinator.transaction.requests import WriteMarkers
@@ -28,7 +28,9 @@ from ottla.protocol.messages.write_txn_markers import (
     WriteTxnMarkersResponse,
 )
 from ottla.protocol.names import TopicPartition
+from ottla.runtime.steps import Steps, run_at_once
 from ottla.runtime.turns import Turns
+from ottla.runtime.work_queue import in_turns
 
 
 def handle(context: RequestContext, request: WriteTxnMarkersRequest) -> Awaitable[WriteTxnMarkersResponse]:
@@ -43,10 +45,7 @@ def failure_response(
     request: WriteTxnMarkersRequest, code: int, _message: str | None
 ) -> WriteTxnMarkersResponse:
     return WriteTxnMarkersResponse(
-        markers=[
-            _result(marker, dict.fromkeys(sorted(_partitions(marker)), ErrorCode.of(code)))
-            for marker in request.markers
-        ]
+        markers=[run_at_once(_result(marker, lambda _: ErrorCode.of(code))) for marker in request.markers]
     )
 
 
@@ -55,7 +54,7 @@ async def _write(context: RequestContext, request: WriteTxnMarkersRequest) -> Wr
     turns = Turns(context.broker.runtime.clock)
     for marker in request.markers:
         await turns.pause_if_due()
-        partitions = _partitions(marker)
+        partitions = await in_turns(_partitions(marker), turns)
         if marker.producer_id < 0 or marker.producer_epoch < 0:
             written.append((marker, dict.fromkeys(sorted(partitions), ErrorCode.INVALID_REQUEST)))
             continue
@@ -75,30 +74,32 @@ async def _write(context: RequestContext, request: WriteTxnMarkersRequest) -> Wr
     for marker, codes in written:
         if not isinstance(codes, Mapping):
             codes = await codes
-        results.append(_result(marker, codes))
+        results.append(await in_turns(_result(marker, codes.__getitem__), turns))
         await turns.pause_if_due()
     return WriteTxnMarkersResponse(markers=results)
 
 
-def _partitions(marker: WritableTxnMarker) -> frozenset[TopicPartition]:
-    return frozenset(
-        TopicPartition(topic.name, index) for topic in marker.topics for index in topic.partition_indexes
-    )
+def _partitions(marker: WritableTxnMarker) -> Steps[frozenset[TopicPartition]]:
+    partitions: set[TopicPartition] = set()
+    for topic in marker.topics:
+        for index in topic.partition_indexes:
+            partitions.add(TopicPartition(topic.name, index))
+            yield
+    return frozenset(partitions)
 
 
-def _result(marker: WritableTxnMarker, codes: Mapping[TopicPartition, ErrorCode]) -> WritableTxnMarkerResult:
-    return WritableTxnMarkerResult(
-        producer_id=marker.producer_id,
-        topics=[
-            WritableTxnMarkerTopicResult(
-                name=topic.name,
-                partitions=[
-                    WritableTxnMarkerPartitionResult(
-                        partition_index=index, error_code=int(codes[TopicPartition(topic.name, index)])
-                    )
-                    for index in topic.partition_indexes
-                ],
+def _result(
+    marker: WritableTxnMarker, code: Callable[[TopicPartition], ErrorCode]
+) -> Steps[WritableTxnMarkerResult]:
+    result = WritableTxnMarkerResult(producer_id=marker.producer_id)
+    for topic in marker.topics:
+        answer = WritableTxnMarkerTopicResult(name=topic.name)
+        result.topics.append(answer)
+        for index in topic.partition_indexes:
+            answer.partitions.append(
+                WritableTxnMarkerPartitionResult(
+                    partition_index=index, error_code=int(code(TopicPartition(topic.name, index)))
+                )
             )
-            for topic in marker.topics
-        ],
-    )
+            yield
+    return result

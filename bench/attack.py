@@ -6,6 +6,10 @@ wide or refer to themselves. All is well-formed, so that it gets as far as it ca
 ApiVersions all the time. Printed are its longest wait, the longest turn of the node's event loop by CPU time,
 which other work on the machine does not change, and the node's memory. A seed repeats what each attacker
 sends.
+
+`--largest` sends the largest requests that a node takes instead, one at a time: for each list of each API one
+that has as many entries as a request may have, directly, and to a controller also in an envelope, as brokers
+forward requests. Printed is the longest turn for each.
 """
 
 from __future__ import annotations
@@ -28,12 +32,14 @@ from typing import Any, Final
 
 from tests.support.messages import MessageMaker
 from tests.support.node_process import NodeProcess
-from tests.support.wire import WireClient
+from tests.support.wire import CLOSED, WireClient
 
 from bench.bystander import bomb, create_topics, resident_mb
 from ottla.node.api.routes import ROUTES
-from ottla.protocol.api import API
+from ottla.protocol.api import API, ListenerType
+from ottla.protocol.headers import request_parts
 from ottla.protocol.messages.api_versions import ApiVersionsRequest
+from ottla.protocol.messages.envelope import EnvelopeRequest
 from ottla.protocol.messages.incremental_alter_configs import (
     AlterableConfig,
     AlterConfigsResource,
@@ -41,8 +47,10 @@ from ottla.protocol.messages.incremental_alter_configs import (
 )
 from ottla.protocol.messages.list_offsets import ListOffsetsPartition, ListOffsetsRequest, ListOffsetsTopic
 from ottla.protocol.messages.produce import PartitionProduceData, ProduceRequest, TopicProduceData
-from ottla.protocol.schema import Field
+from ottla.protocol.schema import Field, Request, Struct
 from ottla.records.builder import build_batch
+from ottla.security.principal import KafkaPrincipal
+from ottla.testing.cluster_plan import free_ports
 
 CLIENTS: Final = 8
 TOPICS: Final = {
@@ -100,6 +108,145 @@ class LargeMaker(MessageMaker):
             self._left -= size // 10
             return "a" * size if kind == "string" else self.random.randbytes(min(size, MAX_BYTES))
         return super()._plain(kind, name)
+
+
+class LargestMaker(MessageMaker):
+    """Makes requests of which one list is as long as it may be, and the others have one entry. Its entries
+    have names of their own, or are all alike.
+    """
+
+    def __init__(self, place: tuple[str, ...], *, alike: bool, entries: int = 0) -> None:
+        super().__init__(place)
+        self._place = place
+        self._entries = entries or LARGEST_ENTRIES
+        self._alike = alike
+        self._at: list[str] = []
+        self._number = 0
+
+    def _value(self, field: Field, version: int, flexible: bool) -> Any:
+        self._at.append(field.name)
+        try:
+            if field.kind == "array":
+                size = self._entries // weight(field) if tuple(self._at) == self._place else 1
+                return [self._item(field, version, flexible) for _ in range(size)]
+            if field.kind == "struct":
+                assert field.struct is not None
+                return self._struct(field.struct, version, flexible)
+            return self._plain(field.kind, field.name)
+        finally:
+            self._at.pop()
+
+    def _plain(self, kind: str, name: str) -> Any:
+        if name in USUAL:
+            return USUAL[name]
+        self._number += not self._alike
+        in_long_list = tuple(self._at[: len(self._place)]) == self._place
+        if kind == "string":
+            return f"{name}-{self._number}" if in_long_list and not self._alike else "plain"
+        if kind in ("int32", "uint16", "uint32"):
+            return self._number % 60_000 if in_long_list else 0
+        if kind == "uuid":
+            return self._number.to_bytes(16, "big")
+        return 0 if kind.startswith(("int", "uint")) else super()._plain(kind, name)
+
+
+# What fields have in the largest requests: what gets far.
+USUAL: Final = {
+    "resource_type": 2,
+    "resource_type_filter": 2,
+    "resource_pattern_type": 3,
+    "pattern_type_filter": 1,
+    "operation": 3,
+    "permission_type": 3,
+    "config_operation": 0,
+    "entity_type": "user",
+    "validate_only": True,
+    "key_type": 0,
+    "acks": 1,
+    "timeout_ms": 100,
+    "max_wait_ms": 100,
+    "rebalance_timeout_ms": 100,
+    "session_timeout_ms": 6_000,
+    "replica_id": -1,
+    "timestamp": 1,
+    "iterations": 4_096,
+    "mechanism": 1,
+    "generation_id_or_member_epoch": -1,
+    "current_leader_epoch": -1,
+}
+# The decoder refuses more entries of a request (protocol/decoder.py).
+LARGEST_ENTRIES: Final = 99_900
+
+
+def weight(field: Field) -> int:
+    """How many entries each entry of a list has, with one in each list inside of it."""
+    inner = () if field.struct is None else field.struct.FIELDS
+    return (field.kind == "array") + sum(weight(each) for each in inner)
+
+
+def lists_of(cls: type[Struct], version: int, place: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """Where a message has lists."""
+    for each in cls.FIELDS:
+        if not each.in_version(version):
+            continue
+        at = (*place, each.name)
+        if each.kind == "array":
+            yield at
+        if each.struct is not None:
+            yield from lists_of(each.struct, version, at)
+
+
+def largest_requests(kind: ListenerType) -> Iterator[tuple[str, Request, int]]:
+    for key, route in sorted(ROUTES.items()):
+        if kind not in route.listeners or route.name in NOT_SENT | _NODES:
+            continue
+        version = route.max_version(unstable=False)
+        for place in lists_of(API[key].request_class, version):
+            for alike in (False, True):
+                request = LargestMaker(place, alike=alike).make(API[key].request_class, version)
+                yield f"{route.name}.{'.'.join(place)}{' alike' * alike}", request, version
+
+
+def in_envelope(request: Request, version: int) -> EnvelopeRequest:
+    frame = b"".join(request_parts(version, 1, None, request))[4:]
+    address = bytes((127, 0, 0, 1))
+    principal = KafkaPrincipal("User", "x").encode()
+    return EnvelopeRequest(request_data=frame, request_principal=principal, client_host_address=address)
+
+
+def run_largest(directory: Path, only: str, report: Callable[[str], None] = print) -> None:
+    (port,) = free_ports(1)
+    listeners = f"PLAINTEXT://127.0.0.1:0,CONTROLLER://127.0.0.1:{port}"
+    given = {**SETTINGS, "listeners": listeners, "controller.quorum.voters": f"1@127.0.0.1:{port}"}
+    for topic in ("offsets", "transaction.state.log", "share.coordinator.state"):
+        given[f"{topic}.replication.factor" if "log" in topic else f"{topic}.topic.replication.factor"] = "1"
+    options = [option for name, value in given.items() for option in ("--set", f"{name}={value}")]
+    node = NodeProcess(directory, *options, listen=None)
+    at_controller = WireClient(f"127.0.0.1:{port}", timeout_s=TIMEOUT_S)
+    with node, WireClient(node.bootstrap, timeout_s=TIMEOUT_S) as wire, at_controller:
+        create_topics(wire, TOPICS, PARTITIONS)
+
+        def measured(name: str, target: WireClient, request: Request, version: int) -> None:
+            if only not in name:
+                return
+            for _ in range(2):  # the first time modules are loaded and decoders made
+                status(node, Outcome())
+                answer = target.ask(request, version)
+                target.close()
+                outcome = Outcome()
+                status(node, outcome)
+            report(
+                f"{outcome.longest_turn_ms:7.1f} ms  {name}  {resident_mb(node.pid):.0f} MB  "
+                f"{type(answer).__name__}  {outcome.culprit[:400] if outcome.longest_turn_ms > 10 else ''}"
+                f"{node.stderr().splitlines()[-1] if answer is CLOSED else ''}"
+            )
+
+        for name, request, version in largest_requests(ListenerType.BROKER):
+            measured(name, wire, request, version)
+        for name, request, version in largest_requests(ListenerType.CONTROLLER):
+            measured(f"{name} (controller)", at_controller, request, version)
+            if API[request.API_KEY].forwardable:
+                measured(f"{name} (envelope)", at_controller, in_envelope(request, version), 0)
 
 
 def large_request(chance: random.Random, wire: WireClient) -> str:
@@ -306,7 +453,7 @@ def status(node: NodeProcess, outcome: Outcome) -> None:
     os.kill(node.pid, signal.SIGUSR1)
     loop = node.read_status()["loop"]
     if loop["recent_cpu_ms"] > outcome.longest_turn_ms:
-        outcome.longest_turn_ms, outcome.culprit = loop["recent_cpu_ms"], loop["longest_cpu_culprit"]
+        outcome.longest_turn_ms, outcome.culprit = loop["recent_cpu_ms"], loop["recent_cpu_culprit"]
 
 
 def main() -> None:
@@ -314,7 +461,12 @@ def main() -> None:
     parser.add_argument("--minutes", type=float, default=1.0)
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(1 << 32))
     parser.add_argument("--clients", type=int, default=CLIENTS)
+    parser.add_argument("--largest", nargs="?", const="", metavar="PART OF A NAME")
     options = parser.parse_args()
+    if options.largest is not None:
+        with tempfile.TemporaryDirectory(prefix="ottla-attack-") as directory:
+            run_largest(Path(directory), options.largest)
+        return
     print(f"--seed {options.seed}", flush=True)
     with tempfile.TemporaryDirectory(prefix="ottla-attack-") as directory:
         outcome = run(Path(directory), options.minutes * 60, options.seed, options.clients)

@@ -30,6 +30,7 @@ from ottla.protocol.messages.fetch import FetchRequest, FetchResponse
 from ottla.protocol.messages.produce import ProduceRequest
 from ottla.protocol.schema import Request
 from ottla.records.builder import build_batch
+from ottla.rpc.channel import InterNodeClient
 from ottla.rpc.connection import BrokerConnection
 from ottla.runtime.address import Address
 from ottla.runtime.network import RealNetwork
@@ -119,7 +120,15 @@ def test_connections_that_cannot_be_made_leave_no_cycles() -> None:
     (port,) = free_ports(1)
     config = ConnectionConfig(bootstrap_servers=f"127.0.0.1:{port}")
 
+    async def ask_peer() -> None:
+        peers = InterNodeClient(RealNetwork())
+        for _ in range(2):
+            with contextlib.suppress(OSError):
+                await peers.request(Address("127.0.0.1", port), ApiVersionsRequest(), 3, timeout_ms=60_000)
+        peers.close()
+
     async def start() -> None:
+        await ask_peer()
         client = NetworkClient(Runtime.real(guest=True), config)
         with contextlib.suppress(KafkaError):
             await client.start()

@@ -266,10 +266,9 @@ class InterNodeClient:
             self._discard(channel)
             raise
         except KafkaError as error:
-            failure = os_error(error)
-            if isinstance(failure, TimeoutError):
+            if isinstance(os_error(error), TimeoutError):
                 self._discard(channel)
-            raise failure from None
+            raise os_error(error) from None
         except asyncio.CancelledError:
             current = asyncio.current_task()
             if current is not None and not current.cancelling():  # it was the attempt that was cancelled

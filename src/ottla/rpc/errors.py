@@ -79,7 +79,8 @@ def os_error(failure: KafkaError) -> OSError:
     """
     cause = failure.__cause__
     if isinstance(failure, ConnectionFailed) and isinstance(cause, OSError):
-        return cause
+        # A copy: raised while the failure is handled, the cause would refer to it, and so to itself.
+        return type(cause)(*cause.args)
     if isinstance(failure, RequestTimedOut):
         return TimeoutError(failure.message)
     return ConnectionResetError(failure.message)

@@ -166,6 +166,34 @@ def test_columns_come_and_types_stay(shop: Shop) -> None:
     assert shop.names() == {1: None, 2: "bob"}
 
 
+class Overtaken:
+    """A catalog that a table is loaded from just before others change it."""
+
+    def __init__(self, catalog: Any, others: list[Callable[[], object]]) -> None:
+        self._catalog = catalog
+        self._others = others
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._catalog, name)
+
+    def load_table(self, identifier: tuple[str, str]) -> Any:
+        table = self._catalog.load_table(identifier)
+        if self._others:
+            self._others.pop()()
+        return table
+
+
+def test_a_batch_with_new_columns_that_another_driver_was_faster_with_is_there_once(shop: Shop) -> None:
+    shop.apply(0, [(1, "ada", 1, False)])
+    batch = BatchId("q", 0, 1)
+    wider = rows([(2, "bob", 2, False)]).append_column("cents", pa.array([5], pa.int32()))
+    faster = shop.table()
+    catalog = Overtaken(shop.catalog, [lambda: faster.apply(batch, wider)])
+    slower = KeyedTable(catalog, "customers", ("id",), f"file://{shop.directory}/customers")
+    assert not slower.apply(batch, wider)
+    assert (shop.names(), shop.snapshots) == ({1: "ada", 2: "bob"}, 2)
+
+
 def test_keys_that_are_null_or_others_are_refused(shop: Shop) -> None:
     shop.apply(0, [(1, "ada", 1, False)])
     with pytest.raises(TableError, match=r'has the keys \["id"\], and not \["id", "name"\]'):

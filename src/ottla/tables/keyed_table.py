@@ -49,8 +49,9 @@ KEYS: Final = "ottla.keys"
 HISTORY: Final = "ottla.history"
 NAMESPACE: Final = "default"
 PRESENT: Final = -1
+"""A generation: whichever the table has."""
 _FILE_BYTES: Final = 64 * 1024 * 1024
-# As many small files are merged into one; a batch looks into each of them.
+# Upkeep merges this many small files, as a batch looks into each of them.
 MAX_SMALL_FILES: Final = 32
 RETENTION_MS: Final = 24 * 60 * 60 * 1000
 MAX_SNAPSHOTS: Final = 300
@@ -64,8 +65,8 @@ _PROPERTIES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """A table with what each key was at which time. A change that changes none of the tracked columns begins
-    no new row: those that are named, else all but the untracked.
+    """Which columns of a table begin a new row of its history where they change: the `tracked` ones, or if
+    there are none all but the `untracked`.
     """
 
     tracked: tuple[str, ...] = ()
@@ -73,8 +74,8 @@ class History:
 
     def columns(self, names: Sequence[str], keys: Sequence[str]) -> list[str]:
         """Those of these columns that are tracked."""
-        chosen, left_out = _lowered(self.tracked), _lowered((*self.untracked, *keys, *SPECIAL))
-        left_out |= _lowered((START_AT, END_AT))
+        chosen = _lowered(self.tracked)
+        left_out = _lowered((*self.untracked, *keys, *SPECIAL, START_AT, END_AT))
         return [
             name for name in names if name.lower() not in left_out and (not chosen or name.lower() in chosen)
         ]
@@ -86,8 +87,8 @@ def _lowered(names: Sequence[str]) -> set[str]:
 
 @dataclass(frozen=True, slots=True)
 class BatchId:
-    """A batch of a writer, among all. `generation` counts how often the writer began from the start: the
-    first batch of a later one replaces what the table has. `PRESENT` is the one that the table has.
+    """Identifies a batch. `generation` counts how often the writer began from the start: the first batch of a
+    later generation replaces all rows of the table.
     """
 
     writer: str
@@ -95,7 +96,7 @@ class BatchId:
     batch: int
 
     def is_done(self, last: BatchId | None) -> bool:
-        """Whether a table whose last batch is this one has it."""
+        """Whether a table has this batch, if `last` is the last one that it has."""
         return (
             last is not None
             and (last.writer, last.generation) == (self.writer, self.generation)
@@ -147,13 +148,15 @@ def latest_changes(changes: pa.Table, keys: Sequence[str]) -> pa.Table:
 
 
 def in_history(rows: pa.Table, keys: Sequence[str], tracked: Sequence[str]) -> pa.Table:
-    """All changes of some keys, each with the time in which its row was true. Those of the table are ordered
-    before those that are new: of two with one sequence the later one counts, but a delete before all.
+    """Order all changes of some keys, and say from which sequence until which the row of each was true.
+
+    `rows` are the changes that the table has, and after them the new ones. Of those with the same key and
+    sequence one counts: a delete if there is one, else the last.
     """
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    # Of the rows of the table only a delete has an end and is no row of the history.
+    # A delete has an end. A change that changed nothing is `_deleted` too, and has none.
     is_delete = pc.and_(rows.column(DELETED), pc.is_valid(rows.column(END_AT)))
     rows = rows.append_column("_delete", is_delete)
     rows = rows.append_column("_at", pa.array(range(rows.num_rows), pa.int64()))
@@ -163,56 +166,48 @@ def in_history(rows: pa.Table, keys: Sequence[str], tracked: Sequence[str]) -> p
         ("_at", "ascending"),
     ]
     rows = rows.sort_by(order).combine_chunks()
-    rows = rows.filter(pc.invert(_is_next_like(rows, (*keys, SEQUENCE))))
+    rows = rows.filter(pc.invert(_equals_next(rows, (*keys, SEQUENCE))))
     if not rows.num_rows:
         return rows.drop_columns(["_delete", "_at"])
     no = pa.array([False], pa.bool_())
     is_delete = rows.column("_delete").combine_chunks()
-    goes_on = _is_next_like(rows, keys)  # the key has a later change
-    is_same = pc.and_(goes_on, _is_next_like(rows, tracked))
-    # The next change is of the same row: neither of the two deletes, and nothing that is tracked differs.
-    is_extended = pc.and_(is_same, pc.invert(pc.or_(is_delete, pa.concat_arrays([is_delete[1:], no]))))
-    extends = pa.concat_arrays([no, is_extended[:-1]])
+    has_later = _equals_next(rows, keys)
+    # The next change goes on with this row: neither of the two deletes, and nothing that is tracked differs.
+    # Then this change is hidden behind the next one, whose row begins where this one's does.
+    either_deletes = pc.or_(is_delete, pa.concat_arrays([is_delete[1:], no]))
+    is_hidden = pc.and_(pc.and_(has_later, _equals_next(rows, tracked)), pc.invert(either_deletes))
+    begins_earlier = pa.concat_arrays([no, is_hidden[:-1]])
     sequence = rows.column(SEQUENCE).combine_chunks()
     nothing = pa.scalar(None, sequence.type)
-    later = pa.concat_arrays([sequence[1:], pa.nulls(1, sequence.type)])
-    start = pc.fill_null_forward(pc.if_else(extends, nothing, sequence))
-    end = pc.if_else(
-        is_delete, sequence, pc.if_else(pc.and_(goes_on, pc.invert(is_extended)), later, nothing)
-    )
-    found = {
-        DELETED: pc.or_(is_delete, is_extended),
-        START_AT: start,
-        END_AT: end,
-    }
-    for name, values in found.items():
+    next_sequence = pa.concat_arrays([sequence[1:], pa.nulls(1, sequence.type)])
+    start = pc.fill_null_forward(pc.if_else(begins_earlier, nothing, sequence))
+    is_replaced = pc.and_(has_later, pc.invert(is_hidden))
+    end = pc.if_else(is_delete, sequence, pc.if_else(is_replaced, next_sequence, nothing))
+    for name, values in ((DELETED, pc.or_(is_delete, is_hidden)), (START_AT, start), (END_AT, end)):
         index = rows.column_names.index(name)
         rows = rows.set_column(index, rows.schema.field(name), values.cast(rows.schema.field(name).type))
     return rows.drop_columns(["_delete", "_at"])
 
 
-def _is_next_like(rows: pa.Table, columns: Sequence[str]) -> pa.Array:
-    """For each row whether the next one has the same in these columns; null is like null."""
+def _equals_next(rows: pa.Table, columns: Sequence[str]) -> pa.Array:
+    """For each row whether the next one has the same in these columns; null equals null."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
-    last = pa.array([False] * (rows.num_rows > 0), pa.bool_())
-    result = pa.concat_arrays([pa.array([True] * (rows.num_rows - 1), pa.bool_()), last])
+    if not rows.num_rows:
+        return pa.array([], pa.bool_())
+    result = pa.array([True] * (rows.num_rows - 1), pa.bool_())
     for name in columns:
         column = rows.column(name).combine_chunks()
-        mine, following = column[:-1], column[1:]
-        if pa.types.is_nested(column.type):
-            like = pa.array(
-                [one == other for one, other in zip(mine.to_pylist(), following.to_pylist(), strict=True)],
-                pa.bool_(),
-            )
+        ones, others = column[:-1], column[1:]
+        if pa.types.is_nested(column.type):  # which Arrow does not compare
+            pairs = zip(ones.to_pylist(), others.to_pylist(), strict=True)
+            equal = pa.array([one == other for one, other in pairs], pa.bool_())
         else:
-            both_null = pc.and_(pc.is_null(mine), pc.is_null(following))
-            like = pc.or_(pc.fill_null(pc.equal(mine, following), False), both_null)
-        result = pc.and_(
-            result, pa.concat_arrays([like, pa.array([False] * (rows.num_rows > 0), pa.bool_())])
-        )
-    return result
+            both_null = pc.and_(pc.is_null(ones), pc.is_null(others))
+            equal = pc.or_(pc.fill_null(pc.equal(ones, others), False), both_null)
+        result = pc.and_(result, equal)
+    return pa.concat_arrays([result, pa.array([False], pa.bool_())])
 
 
 class KeyedTable:
@@ -239,7 +234,7 @@ class KeyedTable:
         )
 
     def apply(self, batch: BatchId, changes: pa.Table) -> bool:
-        """Commit the changes of a batch, unless the table has it. Returns whether it did not."""
+        """Commit the changes of a batch. Returns False if the table has the batch already."""
         if self._history is None:
             changes = latest_changes(changes, self._keys)
         else:
@@ -262,9 +257,10 @@ class KeyedTable:
             restarts = last is not None and batch.generation > last.generation
             if restarts and not self._fits(table, changes.schema):
                 self._catalog.drop_table(self._identifier)
-                table, restarts = self._load_or_create(changes.schema), False
+                continue
             self._check_keys(table)
-            table = self._evolve(table, changes.schema)
+            if self._add_columns(table, changes.schema):
+                continue  # others may have come first: look again
             if self._try_commit(table, batch, changes, restarts=restarts):
                 self._on_step("committed")
                 return True
@@ -284,12 +280,11 @@ class KeyedTable:
     def _check_keys(self, table: Table) -> None:
         if self._is_of_this_kind(table):
             return
-        known, what = table.properties.get(HISTORY), "the history"
-        wanted = self._properties.get(HISTORY)
-        if known == wanted:
-            known, what, wanted = table.properties.get(KEYS), "the keys", self._properties[KEYS]
+        is_of_keys = table.properties.get(HISTORY) == self._properties.get(HISTORY)
+        name, what = (KEYS, "the keys") if is_of_keys else (HISTORY, "the history")
         raise TableError(
-            f"table {self._name} has {what} {known}, and not {wanted}: its rows would be taken for others. "
+            f"table {self._name} has {what} {table.properties.get(name)}, and not "
+            f"{self._properties.get(name)}: its rows would be taken for others. "
             f"Restore {what}, or compute it again: `ottla pipeline run --full-refresh {self._name}`"
         )
 
@@ -313,73 +308,67 @@ class KeyedTable:
     def _rewrite(
         self, table: Table, changes: pa.Table, *, everything: bool
     ) -> tuple[list[DataFile], list[DataFile]]:
-        """The files that go and those that come; no snapshot has these yet."""
+        """Write the files that have the rows after these changes; no snapshot has them yet. Returns the files
+        of the table that they replace, and the new ones. With `everything`, nothing of the table stays.
+        """
         import pyarrow as pa
 
-        replaced: list[DataFile] = []
+        tasks = list(table.scan().plan_files())
+        replaced: list[DataFile] = [task.file for task in tasks] if everything else []
         files: list[DataFile] = []
-        held: list[pa.Table] = []
-        former: list[pa.Table] = []  # of a history: what the keys of these changes have so far
-        stale: set[int] = set()
+        unchanged: list[pa.Table] = []  # rows of replaced files
+        former: list[pa.Table] = []  # what the history has of the keys so far
+        late: set[int] = set()  # the places of changes whose row is newer
         low, high = _bounds(changes.column(self._keys[0]))
-        for task in table.scan().plan_files():
-            if everything:
-                replaced.append(task.file)
-                continue
+        for task in [] if everything else tasks:
             if not _may_have(table, task, self._keys[0], low, high):
                 continue
             rows = _read(table, task)
-            gone, older = self._matches(rows, changes)
-            stale |= older
-            if gone and self._history is not None:
-                former.append(rows.take(pa.array(sorted(gone), pa.int64())))
-            if not gone:
+            if self._history is None:
+                taken, older = self._match(rows, changes)
+                late |= older
+            else:
+                taken = self._with_keys_of(rows, changes)
+            if not taken:
                 continue
+            if self._history is not None:
+                former.append(rows.take(pa.array(sorted(taken), pa.int64())))
             replaced.append(task.file)
-            kept = pa.array([index not in gone for index in range(rows.num_rows)], pa.bool_())
-            held.append(rows.filter(kept))
-            if sum(each.nbytes for each in held) >= _FILE_BYTES:
-                files += self._write(table, pa.concat_tables(held))
-                held.clear()
-        if stale:
-            taken = pa.array([index not in stale for index in range(changes.num_rows)], pa.bool_())
-            changes = changes.filter(taken)
-        changes = _fitted(table, changes, self._name)
+            unchanged.append(_without(rows, taken))
+            if sum(each.nbytes for each in unchanged) >= _FILE_BYTES:
+                files += self._write(table, pa.concat_tables(unchanged))
+                unchanged.clear()
+        rows = _fitted(table, _without(changes, late), self._name)
         if self._history is not None:
-            tracked = self._history.columns(changes.column_names, self._keys)
-            changes = in_history(pa.concat_tables([*former, changes]), self._keys, tracked)
-        held.append(changes)
-        files += self._write(table, pa.concat_tables(held))
+            tracked = self._history.columns(rows.column_names, self._keys)
+            rows = in_history(pa.concat_tables([*former, rows]), self._keys, tracked)
+        files += self._write(table, pa.concat_tables([*unchanged, rows]))
         return replaced, files
 
-    def _matches(self, rows: pa.Table, changes: pa.Table) -> tuple[set[int], set[int]]:
-        """The rows that a change replaces, and the changes that are older than their row, by their places."""
-        import pyarrow as pa
+    def _match(self, rows: pa.Table, changes: pa.Table) -> tuple[set[int], set[int]]:
+        """The places of the rows that a change replaces, and of the changes that are older than their row."""
         import pyarrow.compute as pc
 
-        def places(table: pa.Table, suffix: str) -> pa.Table:
-            columns = {name: table.column(name) for name in self._keys}
-            columns[f"sequence{suffix}"] = table.column(SEQUENCE)
-            columns[f"at{suffix}"] = pa.array(range(table.num_rows), pa.int64())
-            return pa.table(columns)
+        found = self._joined(rows, changes, "inner")
+        row_sequences = rows.column(SEQUENCE).take(found.column("row"))
+        sequences = changes.column(SEQUENCE).take(found.column("change")).cast(row_sequences.type)
+        is_older = pc.greater(row_sequences, sequences)
+        replaced = found.filter(pc.invert(is_older)).column("row").to_pylist()
+        return set(replaced), set(found.filter(is_older).column("change").to_pylist())
 
-        mine = places(rows, "_row")
-        if self._history is not None:
-            kind = changes.schema.field(SEQUENCE).type
-            changes = changes.group_by(list(self._keys)).aggregate([])
-            changes = changes.append_column(SEQUENCE, pa.nulls(changes.num_rows, kind))
-        given = places(changes, "_change")
-        for name in self._keys:
-            index = given.column_names.index(name)
-            given = given.set_column(index, name, given.column(name).cast(mine.column(name).type))
-        found = mine.join(given, keys=list(self._keys), join_type="inner")
-        if self._history is not None:  # all that the table has of these keys
-            return set(found.column("at_row").to_pylist()), set()
-        sequence = found.column("sequence_change").cast(found.column("sequence_row").type)
-        is_older = pc.greater(found.column("sequence_row"), sequence)
-        older = found.filter(is_older).column("at_change").to_pylist()
-        gone = found.filter(pc.invert(is_older)).column("at_row").to_pylist()
-        return set(gone), set(older)
+    def _with_keys_of(self, rows: pa.Table, changes: pa.Table) -> set[int]:
+        """The places of the rows that have a key of these changes."""
+        return set(self._joined(rows, changes, "left semi").column("row").to_pylist())
+
+    def _joined(self, rows: pa.Table, changes: pa.Table, how: str) -> pa.Table:
+        """The rows joined with the changes of the same keys, both by their places."""
+        import pyarrow as pa
+
+        def places(table: pa.Table, name: str) -> pa.Table:
+            columns = {key: table.column(key).cast(rows.schema.field(key).type) for key in self._keys}
+            return pa.table({**columns, name: pa.array(range(table.num_rows), pa.int64())})
+
+        return places(rows, "row").join(places(changes, "change"), list(self._keys), join_type=how)
 
     def _write(self, table: Table, rows: pa.Table) -> list[DataFile]:
         from pyiceberg.io.pyarrow import _dataframe_to_data_files
@@ -415,17 +404,25 @@ class KeyedTable:
                 continue
         raise TableError(f"table {self._name} appears and disappears while it is opened")
 
-    def _evolve(self, table: Table, schema: pa.Schema) -> Table:
-        """Add the columns that the table does not have. The others keep their types: values are cast."""
+    def _add_columns(self, table: Table, schema: pa.Schema) -> bool:
+        """Add the columns that the table does not have. Returns whether there were some; if others changed
+        the table at the same time, it may have none of them yet. Columns that it has keep their types.
+        """
         import pyarrow as pa
+        from pyiceberg.exceptions import CommitFailedException
 
-        present = {name.lower() for name in table.schema().as_arrow().names}
+        present = _lowered(table.schema().as_arrow().names)
         added = [field for field in schema if field.name.lower() not in present]
-        if added:
+        if not added:
+            return False
+        try:
             with table.update_schema() as update:
                 update.union_by_name(pa.schema([field.with_nullable(True) for field in added]))
+        except CommitFailedException as error:
+            _log.info("table %s gets its new columns later: %s", self._name, error)
+        else:
             _log.info("table %s has new columns: %s", self._name, [field.name for field in added])
-        return table
+        return True
 
     # Upkeep.
 
@@ -459,7 +456,7 @@ class KeyedTable:
                 overwrite.delete_data_file(each.file)
             for file in files:
                 overwrite.append_data_file(file)
-        # Where others were faster, the next upkeep does it.
+        # If a batch was committed meanwhile, the next upkeep does it.
         commit_once(table, transaction, overwrite.snapshot_id)
 
 
@@ -487,36 +484,44 @@ def keyed_rows(table: Table, limit: int | None = None) -> pa.Table:
 
 
 def _bounds(column: pa.ChunkedArray) -> tuple[Any, Any]:
+    """The least and the greatest value; None if Arrow does not order values of this type."""
+    import pyarrow as pa
     import pyarrow.compute as pc
 
     try:
         found = pc.min_max(column)
-    except NotImplementedError:
+    except pa.ArrowNotImplementedError:
         return None, None
     return found["min"].as_py(), found["max"].as_py()
 
 
 def _may_have(table: Table, task: FileScanTask, key: str, low: Any, high: Any) -> bool:
-    """Whether the bounds of a file leave room for keys from `low` to `high`."""
+    """Whether the bounds of a file leave room for keys from `low` to `high`. Where they cannot be compared,
+    it may have them.
+    """
     from pyiceberg.conversions import from_bytes
     from pyiceberg.types import IntegerType, LongType, StringType
 
     field = table.schema().find_field(key)
-    lower, upper = (
-        (bounds or {}).get(field.field_id) for bounds in (task.file.lower_bounds, task.file.upper_bounds)
-    )
-    if (
-        not isinstance(field.field_type, IntegerType | LongType | StringType)
-        or lower is None
-        or upper is None
-    ):
+    kind = field.field_type
+    lower = (task.file.lower_bounds or {}).get(field.field_id)
+    upper = (task.file.upper_bounds or {}).get(field.field_id)
+    if lower is None or upper is None or low is None:
         return True
-    if isinstance(low, str) != isinstance(field.field_type, StringType):
+    if not isinstance(kind, IntegerType | LongType | StringType):
         return True
-    return bool(
-        low is None
-        or (from_bytes(field.field_type, lower) <= high and low <= from_bytes(field.field_type, upper))
-    )
+    if isinstance(low, str) != isinstance(kind, StringType):
+        return True
+    return bool(from_bytes(kind, lower) <= high and low <= from_bytes(kind, upper))
+
+
+def _without(rows: pa.Table, places: set[int]) -> pa.Table:
+    """The rows but those at these places."""
+    import pyarrow as pa
+
+    if not places:
+        return rows
+    return rows.filter(pa.array([index not in places for index in range(rows.num_rows)], pa.bool_()))
 
 
 def _read(table: Table, task: FileScanTask) -> pa.Table:
@@ -525,7 +530,7 @@ def _read(table: Table, task: FileScanTask) -> pa.Table:
     from pyiceberg.io.pyarrow import ArrowScan
 
     rows = ArrowScan(table.metadata, table.io, table.schema(), AlwaysTrue()).to_table([task])
-    return _fitted(table, rows, "")
+    return _fitted(table, rows, table.name()[-1])
 
 
 def _fitted(table: Table, rows: pa.Table, name: str) -> pa.Table:

@@ -29,8 +29,8 @@ from ottla.spark.pipelines.testing.cases import PipelineCase, choose_cases, find
 from ottla.spark.pipelines.testing.pipeline_under_test import PipelineUnderTest, UnexpectedRows
 from ottla.spark.pipelines.testing.report import CaseOutcome, CaseResult, write_junit
 from ottla.spark.pipelines.testing.rows import compare
+from ottla.spark.pipelines.testing.stop_points import StopPoint
 from ottla.spark.pipelines.testing.warm_run import CaseDirectories
-from ottla.spark.sink.stop_points import StopPoint
 from ottla.spark.sink.written_columns import rows_by_topic
 from ottla.testing.local_node import LocalNode
 

@@ -1,4 +1,4 @@
-"""A format of Spark whose sink stops at chosen points (`ottla.spark.sink.stop_points`), under its own name.
+"""A format of Spark whose sink stops at chosen points, under its own name.
 
 `register` adds it to a session; the class is pickled by value, as the executors of a standalone cluster
 cannot import the tests.
@@ -9,9 +9,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING
 
-from ottla.spark.datasource import OttlaDataSource
-from ottla.spark.sink.listener import SinkListener
-from ottla.spark.sink.stop_points import VARIABLE, StoppingListener, StopPoint
+from ottla.spark.pipelines.testing.stop_points import VARIABLE, StoppingDataSource, StopPoint
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -21,13 +19,10 @@ __all__ = ["FORMAT", "VARIABLE", "StopPoint", "register"]
 FORMAT = "ottla_with_stops"
 
 
-class StoppingDataSource(OttlaDataSource):
+class NamedDataSource(StoppingDataSource):
     @classmethod
     def name(cls) -> str:
         return FORMAT
-
-    def sink_listener(self) -> SinkListener:
-        return StoppingListener()
 
 
 def register(spark: SparkSession) -> None:
@@ -35,4 +30,4 @@ def register(spark: SparkSession) -> None:
     from pyspark import cloudpickle
 
     cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
-    spark.dataSource.register(StoppingDataSource)
+    spark.dataSource.register(NamedDataSource)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from ottla.spark.pipelines.project import Project
     from ottla.spark.pipelines.testing.cases import PipelineCase
     from ottla.spark.pipelines.testing.report import CaseResult
-    from ottla.spark.sink.stop_points import StopPoint
+    from ottla.spark.pipelines.testing.stop_points import StopPoint
 
 _WAREHOUSE: Final = "spark.sql.warehouse.dir"
 # Event time belongs to the test: records of any time are accepted, and none is too old to stay.
@@ -117,7 +117,7 @@ def refuse_own_catalog(project: Project, conf: dict[str, str]) -> None:
 
 def _points(kill: bool, names: list[str]) -> list[StopPoint]:
     """The points at which to kill; none without --kill or --kill-at."""
-    from ottla.spark.sink.stop_points import StopPoint
+    from ottla.spark.pipelines.testing.stop_points import StopPoint
 
     known = {point.value: point for point in StopPoint}
     for name in names:

@@ -7,7 +7,6 @@ fails before anything is read or written.
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource
@@ -72,13 +71,7 @@ class OttlaDataSource(DataSource):
         return stream_writer(self.options, schema, self.sink_listener())
 
     def sink_listener(self) -> SinkListener:
-        """The listener of new writers. It does nothing, unless a test has armed points at which to stop (see
-        `ottla.spark.sink.stop_points`). A subclass may return another one.
-        """
-        if "OTTLA_SINK_STOPS" in os.environ:
-            from ottla.spark.sink.stop_points import StoppingListener
-
-            return StoppingListener(self.options.get("queryname", "").rpartition(".")[2])
+        """The listener of new writers, which does nothing. A subclass may return another one."""
         from ottla.spark.sink.listener import SinkListener
 
         return SinkListener()

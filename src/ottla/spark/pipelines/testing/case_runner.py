@@ -18,8 +18,8 @@ from ottla.spark.pipelines.testing.cases import PipelineCase
 from ottla.spark.pipelines.testing.killed_run import Kill, flows_into_sinks, run_and_kill
 from ottla.spark.pipelines.testing.pipeline_under_test import PipelineUnderTest, UnexpectedRows
 from ottla.spark.pipelines.testing.report import CaseOutcome, CaseResult, case_title
+from ottla.spark.pipelines.testing.stop_points import StopPoint
 from ottla.spark.pipelines.testing.warm_run import CaseDirectories, WarmSession
-from ottla.spark.sink.stop_points import StopPoint
 
 _NOT_REACHED: Final = "no run of this case reaches this point"
 

@@ -20,9 +20,14 @@ from typing import IO, Final
 
 from ottla.spark.pipelines.project import CHECKPOINTS, load_project
 from ottla.spark.pipelines.runner import RunFailed
+from ottla.spark.pipelines.testing.stop_points import (
+    StopPoint,
+    armed_file,
+    stopped_processes,
+    stopping_environment,
+)
 from ottla.spark.pipelines.testing.warm_run import CaseDirectories, WarmSession
 from ottla.spark.session import connect_session
-from ottla.spark.sink.stop_points import VARIABLE, StopPoint, armed_file, stopped_processes
 
 RUN_SECONDS: Final = 900.0
 END_SECONDS: Final = 30.0
@@ -78,7 +83,7 @@ def run_and_kill(
     with errors.open("w") as stderr:
         process = subprocess.Popen(
             [sys.executable, "-m", __name__, str(request)],
-            env=_environment(stops),
+            env=stopping_environment(_environment(), stops, directories.root / "modules"),
             stdin=subprocess.DEVNULL,
             stdout=log or subprocess.DEVNULL,
             stderr=stderr,
@@ -102,10 +107,9 @@ def run_and_kill(
     return killed
 
 
-def _environment(stops: Path) -> dict[str, str]:
-    """The environment of the process, without what this one has set for its own session of Spark Connect."""
-    inherited = {name: value for name, value in os.environ.items() if not name.startswith("SPARK_CONNECT_")}
-    return {**inherited, VARIABLE: str(stops)}
+def _environment() -> dict[str, str]:
+    """The environment of this process, without what it has set for its own session of Spark Connect."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("SPARK_CONNECT_")}
 
 
 def _kill_family(pid: int) -> None:

@@ -1,9 +1,10 @@
-"""Stop the sink at a chosen point of its protocol, so that a test can kill a process exactly there.
+"""A data source whose sink stops at a chosen point of its protocol, so that it can be killed exactly there.
 
 The directory named by the environment variable OTTLA_SINK_STOPS holds a file for each point that is armed:
 `POINT`, or `POINT@FLOW` for one query only. The process that reaches it renames the file to `NAME.PID` (one
-process wins) and waits until that file is gone. `ottla pipeline test --kill` kills it there. Without the
-variable, no sink stops anywhere.
+process wins) and waits until that file is gone. `ottla pipeline test --kill` kills it there.
+
+`format("ottla")` knows nothing of it: `stopping_environment` makes Spark find this source in its place.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import asyncio
 import contextlib
 import os
 import time
+from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Final
 
+from ottla.spark.datasource import OttlaDataSource
 from ottla.spark.sink.decision_state import TaskTransaction
 from ottla.spark.sink.listener import SinkListener
 
@@ -23,6 +26,8 @@ VARIABLE: Final = "OTTLA_SINK_STOPS"
 POLL_SECONDS: Final = 0.02
 # The first commit of a batch may fail: then the others continue without it.
 FIRST_COMMIT_SECONDS: Final = 60
+# Spark takes the format from the module of this name that is first on the path.
+_DISCOVERED: Final = "pyspark_ottla.py"
 
 
 class StopPoint(Enum):
@@ -104,3 +109,20 @@ class StoppingListener(SinkListener):
 
     def _stop_at(self, point: StopPoint) -> None:
         stop_at(point, self._flow)
+
+
+class StoppingDataSource(OttlaDataSource):
+    """`format("ottla")` with a sink that stops at the armed points."""
+
+    def sink_listener(self) -> SinkListener:
+        return StoppingListener(self.options.get("queryname", "").rpartition(".")[2])
+
+
+def stopping_environment(environment: Mapping[str, str], stops: Path, modules: Path) -> dict[str, str]:
+    """The environment of a process whose Spark finds `StoppingDataSource` as `format("ottla")`, by a module
+    that is written to the directory `modules`. The files in `stops` arm the points.
+    """
+    modules.mkdir(parents=True, exist_ok=True)
+    (modules / _DISCOVERED).write_text(f"from {__name__} import StoppingDataSource as DefaultSource\n")
+    path = os.pathsep.join(filter(None, (str(modules), environment.get("PYTHONPATH"))))
+    return {**environment, "PYTHONPATH": path, VARIABLE: str(stops)}

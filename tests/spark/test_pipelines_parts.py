@@ -41,7 +41,7 @@ from ottla.spark.pipelines.runner import definition_error, remove_unfinished_fil
 from ottla.spark.pipelines.selection import Selection, UnknownTables
 from ottla.spark.pipelines.tables import PipelineTables, has_own_catalog, local_warehouse, name_sinks
 from ottla.spark.pipelines.template import write_project
-from ottla.spark.session import prepare_environment, settings_for, socket_settings
+from ottla.spark.session import prepare_environment, private_directory, settings_for
 from tests.support.command_line import CommandLine
 from tests.support.waiting import wait_until
 
@@ -141,7 +141,7 @@ class TestEnvironment:
     ) -> None:
         (deep := tmp_path / ("d" * 100)).mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(deep))
-        assert socket_settings.__wrapped__() == {}
+        assert private_directory.__wrapped__() is None
 
     def test_a_directory_of_the_cache_appears_whole(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

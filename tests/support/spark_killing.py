@@ -207,7 +207,9 @@ class Killing:
                 self.node.__enter__()
                 return True
             case Target.WORKER:
-                victims = [pid] if pid is not None else self._processes(r"pyspark\.(daemon|worker)")
+                victims = (
+                    [pid] if pid is not None else self._processes(r"pyspark\.(daemon|worker)|fork_server")
+                )
             case Target.EXECUTOR:
                 victims = self._processes("CoarseGrainedExecutorBackend")
         if victims:

@@ -11,6 +11,8 @@ What is set, and why:
   site-packages, compiled, and not from a zip: half a second less for each of six kinds of worker.
 - Unix sockets between Spark and its Python workers: over TCP, Spark's second small write of a task waits for
   the acknowledgement of its first, which comes 40 ms later, in every task. For local masters only.
+- Python processes that are forks of one that has imported PySpark, see `ottla.spark.worker.fork_server`. On
+  Linux, for local masters only. OTTLA_SPARK_FORKS=0 turns it off.
 - an archive of Spark's classes, see `ottla.spark.class_archive`.
 - a checkpoint file manager that renames files instead of using Hadoop's FileContext: a third of the cost of a
   small micro-batch. It is for file systems whose rename is atomic: for local masters only.
@@ -21,8 +23,10 @@ from __future__ import annotations
 import atexit
 import logging
 import os
+import shlex
 import shutil
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -40,6 +44,8 @@ from typing import IO, TYPE_CHECKING, Any, Final
 from ottla.spark.cache import cache_dir, publish
 from ottla.spark.class_archive import ClassArchive
 from ottla.spark.java import Java, find_java
+from ottla.spark.worker import launch
+from ottla.spark.worker.launch import ADDRESS as FORK_SERVER
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -60,6 +66,15 @@ _SHORT: Final = (
 )
 # The path of a socket has at most 104 bytes on some systems, and Spark's names take 42 of them.
 _MAX_SOCKET_DIR_BYTES: Final = 60
+_FORKS: Final = "OTTLA_SPARK_FORKS"
+_OF_FORKS: Final = {
+    # As Spark has them for its workers.
+    "PYTHONHASHSEED": "0",
+    "OMP_NUM_THREADS": "1",
+    # Arrow does not use jemalloc, and yet it would start a thread. What has threads cannot be forked.
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+}
+_MAX_WAITING_FORKS: Final = 64
 _LINKED_DIRECTORIES: Final = ("bin", "jars", "sbin")
 _JVM_OPTIONS: Final = "spark.driver.extraJavaOptions"
 # Spark puts these before the others, which may be those of the user's spark-defaults.conf.
@@ -109,6 +124,78 @@ def prepare_environment(environment: MutableMapping[str, str] | None = None) -> 
     return java
 
 
+def use_fork_server(master: str, environment: MutableMapping[str, str] | None = None) -> None:
+    """Have Spark start its Python processes as forks of one that has imported what they need, on this machine
+    and where the environment has what `prepare_environment` sets.
+    """
+    environment = os.environ if environment is None else environment
+    pythons = {environment["PYSPARK_PYTHON"], environment["PYSPARK_DRIVER_PYTHON"]}
+    if not pythons <= {sys.executable, str(_launcher_path())}:
+        return
+    environment.pop(FORK_SERVER, None)  # of the process that has started this one
+    is_own = master.startswith("local") and environment["SPARK_HOME"] == str(_spark_home())
+    address = _fork_server() if is_own else None
+    python = sys.executable
+    if address is not None:
+        environment[FORK_SERVER] = address
+        python = str(_launcher())
+    environment["PYSPARK_PYTHON"] = environment["PYSPARK_DRIVER_PYTHON"] = python
+
+
+@cache
+def _fork_server() -> str | None:
+    """Start the server of this process, which ends with it; its address. Only Linux forks well after imports
+    such as these.
+    """
+    directory = private_directory()
+    if sys.platform != "linux" or os.environ.get(_FORKS) == "0" or directory is None:
+        return None
+    address = os.path.join(directory, "forks")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(address)
+        listener.listen(_MAX_WAITING_FORKS)  # from now on: they wait until the server has imported
+        process = subprocess.Popen(
+            [sys.executable, "-m", "ottla.spark.worker.fork_server", str(listener.fileno())],
+            env={**_OF_FORKS, **os.environ},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            pass_fds=[listener.fileno()],
+        )
+    atexit.register(process.communicate)  # it ends when its standard input does
+    return address
+
+
+def _launcher_path() -> Path:
+    """The program that is the interpreter for Spark."""
+    key = sha256(f"{sys.executable} {launch.__file__}".encode()).hexdigest()[:12]
+    return cache_dir() / f"python-{key}" / "python"
+
+
+def _launcher() -> Path:
+    path = _launcher_path()
+    if path.exists():
+        return path
+    python = shlex.quote(sys.executable)
+
+    def build(directory: Path) -> None:
+        program = directory / path.name
+        program.write_text(f'#!/bin/sh\nexec {python} -I -S {shlex.quote(launch.__file__)} {python} "$@"\n')
+        program.chmod(0o755)
+
+    return publish(path.parent.name, build) / path.name
+
+
+@cache
+def private_directory() -> str | None:
+    """A directory of this user only, as a process that connects to a socket in it is trusted. None where a
+    path in it would be too long for a socket.
+    """
+    directory = tempfile.mkdtemp(prefix="ottla-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    return directory if len(os.fsencode(directory)) <= _MAX_SOCKET_DIR_BYTES else None
+
+
 def settings_for(master: str) -> dict[str, str]:
     """The settings for this master, by Spark's names."""
     found = {"spark.master": master, **_QUIET}
@@ -117,14 +204,10 @@ def settings_for(master: str) -> dict[str, str]:
     return found
 
 
-@cache
 def socket_settings() -> dict[str, str]:
-    """Settings for Unix sockets to Spark's Python workers, in a directory of this user only, as a process
-    that connects to one is trusted. Empty if the path of that directory is too long for a socket.
-    """
-    directory = tempfile.mkdtemp(prefix="ottla-")
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    if len(os.fsencode(directory)) > _MAX_SOCKET_DIR_BYTES:
+    """Settings for Unix sockets to Spark's Python workers. Empty where a path would be too long for one."""
+    directory = private_directory()
+    if directory is None:
         return {}
     return {
         "spark.python.unix.domain.socket.enabled": "true",
@@ -141,6 +224,7 @@ def session(
     """
     _check_installed()
     java = prepare_environment()
+    use_fork_server(master)
     from pyspark.sql import SparkSession
 
     builder = SparkSession.builder.appName(name)
@@ -173,6 +257,7 @@ def connect_session(
     """
     _check_installed()
     java = prepare_environment()
+    use_fork_server(master)
     archive = ClassArchive(java, Path(os.environ["SPARK_HOME"]))
     os.environ.setdefault("SPARK_CONNECT_AUTHENTICATE_TOKEN", os.urandom(24).hex())
     own_options = {_JVM_OPTIONS, _FIRST_JVM_OPTIONS} & (conf or {}).keys()

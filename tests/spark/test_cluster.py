@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -70,6 +71,26 @@ def test_a_new_project_runs_on_a_cluster(
         assert executors(standalone, host) > before[host]
 
 
+def submit(cluster: StandaloneCluster, driver_path: str, *arguments: str) -> None:
+    """Run `spark-submit` as a user does, with a PYTHONPATH for the driver."""
+    environment = dict(os.environ) | {"PYTHONPATH": driver_path, "SPARK_LOCAL_IP": "127.0.0.1"}
+    for name in ("SPARK_HOME", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
+        environment.pop(name, None)
+    prepare_environment(environment)
+    command = [str(Path(environment["SPARK_HOME"]) / "bin" / "spark-submit"), "--master", cluster.url]
+    for setting in ("spark.driver.host=127.0.0.1", "spark.executor.memory=512m", "spark.ui.enabled=false"):
+        command += ["--conf", setting]
+    ended = subprocess.run(
+        [*command, *arguments],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS * 4,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-6000:]
+
+
 @pytest.mark.exhaustive
 def test_a_plain_program_takes_its_package_along(
     standalone: StandaloneCluster, node: SparkNode, producer: Producer, admin: Admin, tmp_path: Path
@@ -84,26 +105,40 @@ def test_a_plain_program_takes_its_package_along(
     source = str(Path(ottla.__file__).parents[1])
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    environment = dict(os.environ) | {"PYTHONPATH": source, "SPARK_LOCAL_IP": "127.0.0.1"}
-    prepare_environment(environment)
-    submit = [str(Path(environment["SPARK_HOME"]) / "bin" / "spark-submit"), "--master", standalone.url]
-    for setting in (
-        "spark.driver.host=127.0.0.1",
-        "spark.executor.memory=512m",
-        "spark.ui.enabled=false",
-        f"spark.executorEnv.PYTHONPATH={source}",
-    ):
-        submit += ["--conf", setting]
-    ended = subprocess.run(
-        [*submit, str(program), node.bootstrap_servers, str(tmp_path / "checkpoint")],
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=SECONDS * 2,
-        check=False,
+    there = ("--conf", f"spark.executorEnv.PYTHONPATH={source}")
+    submit(standalone, source, *there, str(program), node.bootstrap_servers, str(tmp_path / "checkpoint"))
+    assert sorted(values(node.bootstrap_servers, "shipped-copy", 10)) == list(range(10))
+
+
+@pytest.mark.exhaustive
+def test_a_plain_program_brings_its_packages_in_an_archive(
+    standalone: StandaloneCluster, node: SparkNode, producer: Producer, admin: Admin, tmp_path: Path
+) -> None:
+    """As docs/spark/deploy.md says: packages in an archive, and modules of the program by `--py-files`."""
+    import ottla
+
+    for topic in ("archived", "archived-copy"):
+        admin.topics.create(topic, partitions=2)
+    for number in range(10):
+        producer.send("archived", str(number).encode())
+    packages, unwanted = tmp_path / "packages", shutil.ignore_patterns("__pycache__", "*.c", "*.pyx", "*.pxi")
+    for name in ("ottla", "pyspark_ottla"):
+        shutil.copytree(Path(ottla.__file__).parents[1] / name, packages / name, ignore=unwanted)
+    archive = shutil.make_archive(str(packages), "zip", packages)
+    (tmp_path / "shop.py").write_text("def doubled(value):\n    return str(int(value) * 2).encode()\n")
+    (tmp_path / "program.py").write_text(ARCHIVED)
+    places = tmp_path / "places"
+    submit(
+        standalone,
+        str(packages),
+        *("--archives", f"{archive}#packages", "--py-files", str(tmp_path / "shop.py")),
+        *("--conf", "spark.executorEnv.PYTHONPATH=./packages"),
+        *(str(tmp_path / "program.py"), node.bootstrap_servers, str(tmp_path / "checkpoint"), str(places)),
     )
-    assert ended.returncode == 0, ended.stderr[-4000:]
-    assert sorted(values(node.bootstrap_servers, "shipped-copy", 10)) == list(range(10)), ended.stderr[-2000:]
+    assert sorted(values(node.bootstrap_servers, "archived-copy", 10)) == [2 * n for n in range(10)]
+    # The executors have the package from the archive that was sent to them.
+    works = tuple(str(standalone.work_of(host)) for host in HOSTS)
+    assert all(place.startswith(works) for place in places.read_text().splitlines())
 
 
 PROGRAM = """\
@@ -116,6 +151,30 @@ source = spark.readStream.format("ottla").option("kafka.bootstrap.servers", brok
 rows = source.option("subscribe", "shipped").option("startingOffsets", "earliest").load()
 sink = rows.select("value").writeStream.format("ottla").option("kafka.bootstrap.servers", brokers)
 sink = sink.option("topic", "shipped-copy").option("checkpointLocation", checkpoint)
+sink.trigger(availableNow=True).start().awaitTermination()
+spark.stop()
+"""
+
+ARCHIVED = """\
+import os, sys
+from pyspark.sql import SparkSession, functions as F
+import shop
+
+brokers, checkpoint, places = sys.argv[1:]
+spark = SparkSession.builder.getOrCreate()
+
+def place(_):
+    import ottla
+    yield os.path.abspath(ottla.__file__)
+
+with open(places, "w") as file:
+    file.write("\\n".join(spark.sparkContext.parallelize(range(4), 4).mapPartitions(place).collect()))
+doubled = F.udf(lambda value: shop.doubled(value), "binary")
+source = spark.readStream.format("ottla").option("kafka.bootstrap.servers", brokers)
+rows = source.option("subscribe", "archived").option("startingOffsets", "earliest").load()
+rows = rows.select(doubled("value").alias("value"))
+sink = rows.writeStream.format("ottla").option("kafka.bootstrap.servers", brokers)
+sink = sink.option("topic", "archived-copy").option("checkpointLocation", checkpoint)
 sink.trigger(availableNow=True).start().awaitTermination()
 spark.stop()
 """

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import psutil
 import pytest
@@ -85,9 +86,14 @@ class Daemon:
 
 
 @contextmanager
-def daemon(environment: dict[str, str], directory: Path, **more: str) -> Iterator[Daemon]:
+def daemon(environment: dict[str, str], **more: str) -> Iterator[Daemon]:
     """Start it as Spark does, and talk to it as Spark does."""
-    given = {"PYTHON_UNIX_DOMAIN_ENABLED": "true", "PYTHON_WORKER_FACTORY_SOCK_DIR": str(directory)}
+    with TemporaryDirectory() as directory:  # a short path, as those of sockets have to be
+        yield from _daemon(environment, directory, more)
+
+
+def _daemon(environment: dict[str, str], directory: str, more: dict[str, str]) -> Iterator[Daemon]:
+    given = {"PYTHON_UNIX_DOMAIN_ENABLED": "true", "PYTHON_WORKER_FACTORY_SOCK_DIR": directory}
     given |= {"PYTHONHASHSEED": "0", "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "YES", **more}
     process = subprocess.Popen(
         [environment["PYSPARK_PYTHON"], *OF_TASKS],
@@ -109,11 +115,11 @@ def daemon(environment: dict[str, str], directory: Path, **more: str) -> Iterato
 
 
 @pytest.mark.slow
-def test_processes_of_spark_are_forks_and_end_as_others_do(forking: dict[str, str], tmp_path: Path) -> None:
-    with daemon(forking, tmp_path) as forked:
+def test_processes_of_spark_are_forks_and_end_as_others_do(forking: dict[str, str]) -> None:
+    with daemon(forking) as forked:
         assert forked.is_fork
         assert forked.process.poll() is None
-    with daemon({**forking, "PYSPARK_PYTHON": sys.executable}, tmp_path) as started:
+    with daemon({**forking, "PYSPARK_PYTHON": sys.executable}) as started:
         assert not started.is_fork
     assert forked.process.returncode == started.process.returncode
     wait_until(lambda: forked.gone() and started.gone())
@@ -121,10 +127,8 @@ def test_processes_of_spark_are_forks_and_end_as_others_do(forking: dict[str, st
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_who_ends_the_launcher_ends_the_fork(
-    forking: dict[str, str], tmp_path: Path, number: signal.Signals
-) -> None:
-    with daemon(forking, tmp_path) as forked:
+def test_who_ends_the_launcher_ends_the_fork(forking: dict[str, str], number: signal.Signals) -> None:
+    with daemon(forking) as forked:
         manager = forked.worker.parent()
         assert manager is not None
         forked.process.send_signal(number)
@@ -141,10 +145,10 @@ def test_what_a_fork_cannot_be_is_started_as_before(forking: dict[str, str], tmp
         {"PYTHONPATH": f"{other}{os.pathsep}{path}"},
         {ADDRESS: str(tmp_path / "nowhere")},
     ):
-        with daemon(forking, tmp_path, **differs) as own:
+        with daemon(forking, **differs) as own:
             assert not own.is_fork, differs
     archives = f"{tmp_path / 'pyspark.zip'}{os.pathsep}{path}"
-    with daemon(forking, tmp_path, PYTHONPATH=archives) as own:
+    with daemon(forking, PYTHONPATH=archives) as own:
         assert own.is_fork
     said = subprocess.run(
         [forking["PYSPARK_PYTHON"], "-c", "import sys; print(sys.argv[1:]); sys.exit(3)", "a b", "c"],
@@ -157,9 +161,12 @@ def test_what_a_fork_cannot_be_is_started_as_before(forking: dict[str, str], tmp
 
 
 @pytest.mark.slow
-def test_the_server_ends_with_the_process_that_has_started_it(tmp_path: Path) -> None:
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(str(tmp_path / "forks"))
+def test_the_server_ends_with_the_process_that_has_started_it() -> None:
+    with (
+        TemporaryDirectory() as directory,
+        socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener,
+    ):
+        listener.bind(str(Path(directory) / "forks"))
         command = [sys.executable, "-m", "ottla.spark.worker.fork_server", str(listener.fileno())]
         process = subprocess.Popen(command, stdin=subprocess.PIPE, pass_fds=[listener.fileno()])
     with process:

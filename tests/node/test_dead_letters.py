@@ -273,38 +273,51 @@ async def has_archiving(admin: Admin, at: TopicPartition) -> bool:
     return any(each.state == "archiving" for each in found)
 
 
-async def test_a_dead_letter_is_found_where_it_went_before_its_topic_grew(tmp_path: Path) -> None:
+@pytest.mark.parametrize("how", ["renamed", pytest.param("grown", marks=pytest.mark.exhaustive)])
+async def test_a_dead_letter_is_found_where_it_went_before(tmp_path: Path, how: str) -> None:
+    """The group names another topic, or its topic has more partitions: the next leader still looks there."""
     directory = str(tmp_path / "data")
+    at = TopicPartition("moved", 1)
     with LocalNode(SETTINGS, data_dir=directory) as node:
         await set_share_version(node, 2)
-        await set_up(node, "grown")
+        await set_up(node, "moved")
         async with Admin(node.bootstrap_servers) as admin:
-            await admin.topics.add_partitions("grown", 2)
+            await admin.topics.add_partitions("moved", 2)
+            configs = {"errors.deadletterqueue.group.enable": "true"}
+            await admin.topics.create("dlq.other", partitions=1, replication_factor=1, configs=configs)
         async with Producer(node.bootstrap_servers) as producer:
-            await producer.send("grown", b"reject", partition=1)
-        await work(node, "grown", 1, by_value)
-        assert len(await letters_of(node, "dlq.grown", 1)) == 1
+            await producer.send("moved", b"reject", partition=1)
+        await work(node, "moved", 1, by_value)
+        assert len(await letters_of(node, "dlq.moved", 1)) == 1
         async with Admin(node.bootstrap_servers) as admin, asyncio.timeout(DEADLINE_S):
-            at = TopicPartition("grown", 1)
             while await has_archiving(admin, at):
                 pass
     lose_the_last_write_of_the_state(Path(directory))
     with LocalNode(SETTINGS, data_dir=directory) as node:
         async with Admin(node.bootstrap_servers) as admin:
             assert await has_archiving(admin, at)
-            await admin.topics.add_partitions("dlq.grown", 2)
+            if how == "grown":
+                await admin.topics.add_partitions("dlq.moved", 2)
+            else:
+                other = {"errors.deadletterqueue.topic.name": "dlq.other"}
+                await admin.configs.alter(ResourceType.GROUP, "moved", set=other)
         async with Producer(node.bootstrap_servers) as producer:
-            await producer.send("grown", b"accept", partition=1)
-        await work(node, "grown", 1, by_value)
+            await producer.send("moved", b"reject", partition=1)
+        await work(node, "moved", 1, by_value)
         async with Admin(node.bootstrap_servers) as admin, asyncio.timeout(DEADLINE_S):
             while await has_archiving(admin, at):
                 pass
         async with Consumer[bytes, bytes](node.bootstrap_servers, auto_offset_reset="earliest") as consumer:
-            places = [TopicPartition("dlq.grown", index) for index in range(2)]
+            places = [TopicPartition("dlq.moved", index) for index in range(2 if how == "grown" else 1)]
+            places.append(TopicPartition("dlq.other", 0))
             ends = await consumer.end_offsets(places)
             consumer.assign(places)
-            letters = 0
+            letters = []
             async with asyncio.timeout(DEADLINE_S):
                 while any([await consumer.position(each) < ends[each] for each in places]):
-                    letters += len(await consumer.poll(timeout_ms=100))
-    assert letters == 1
+                    letters += await consumer.poll(timeout_ms=100)
+    found = sorted(
+        (dict(each.headers)["__dlq.errors.offset"], each.topic, each.partition) for each in letters
+    )
+    new = ("dlq.moved", 1) if how == "grown" else ("dlq.other", 0)
+    assert found == [(b"0", "dlq.moved", 0), (b"1", *new)]

@@ -551,6 +551,22 @@ def test_waits_grow_with_the_deliveries_up_to_a_maximum_and_are_spread() -> None
     assert {fixed.retry_delay_ms(count, 7 * count) for count in range(10)} == {100}
 
 
+@pytest.mark.parametrize("last", [2, 4])
+def test_a_wait_that_an_operator_has_ended_does_not_end_the_next_one(last: int) -> None:
+    shared = Shared(log_of(5), settings=ShareGroupSettings(retry_backoff_ms=1000))
+    shared.fetch(A)
+    shared.acknowledge(A, 0, 4, RELEASE)
+    shared.now_ms = 900
+    assert shared.share.alter_records([(0, last, -1)], RELEASE, 900, most_looks=10).size == last + 1
+    assert shared.fetch(B) == [(0, last, 2)]
+    shared.acknowledge(B, 0, last, RELEASE)
+    assert shared.share.end_waits(1000) == (last < 4)
+    assert shared.share.waiting_records == last + 1
+    assert not shared.share.end_waits(1899)
+    assert shared.share.end_waits(1900)
+    shared.share.check_invariants()
+
+
 def test_what_waits_is_archived_when_the_log_starts_after_it() -> None:
     shared = Shared(log_of(5, 5), settings=ShareGroupSettings(retry_backoff_ms=1000))
     shared.fetch(A)
@@ -649,7 +665,6 @@ def test_a_new_leader_has_the_dead_letters_that_were_not_archived() -> None:
         PersisterStateBatch(3, 3, RecordState.ARCHIVING, 5),
     ]
     share = SharePartition(0, 0, ShareGroupSettings(delivery_count_limit=5), batches)
-    assert share.has_loaded_dead_letters
     assert share.start_offset == 0
     assert share.next_fetch_offset() == 4
     found = [(each.first_offset, each.is_rejected) for each in share.dead_letters.values()]

@@ -3,6 +3,32 @@
 from __future__ import annotations
 
 from enum import IntEnum
+from struct import Struct
+from typing import Final, NamedTuple
+
+from ottla.protocol.schema import Struct as MessagePart
+
+DEAD_LETTER_PLACE_TAG: Final = 10_000
+_PLACE: Final = Struct(">16siq")
+
+
+class DeadLetterPlace(NamedTuple):
+    """The partition that dead letters of a share partition are written to, from an offset on. It is kept with
+    the state of the share partition, as a tagged field of Kafka's own records and requests that only Ottla
+    reads.
+    """
+
+    topic_id: bytes
+    partition: int
+    first_offset: int
+
+    @classmethod
+    def of(cls, message: MessagePart) -> DeadLetterPlace | None:
+        data = (message.unknown_tags or {}).get(DEAD_LETTER_PLACE_TAG)
+        return None if data is None or len(data) != _PLACE.size else cls._make(_PLACE.unpack(data))
+
+    def put(self, message: MessagePart) -> None:
+        message.unknown_tags = {DEAD_LETTER_PLACE_TAG: _PLACE.pack(*self)}
 
 
 class AcknowledgeType(IntEnum):

@@ -16,6 +16,7 @@ from typing import Final, NamedTuple, Protocol
 
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.names import TopicIdPartition
+from ottla.protocol.share import DeadLetterPlace
 
 UNINITIALIZED_START_OFFSET: Final = -1
 """The start offset of a share partition that has none yet; `share.auto.offset.reset` of the group decides."""
@@ -60,6 +61,8 @@ class WriteState:
     """The new start offset; -1 to leave it as it is."""
     delivery_complete_count: int = UNINITIALIZED_DELIVERY_COMPLETE_COUNT
     batches: tuple[PersisterStateBatch, ...] = ()
+    dead_letter_place: DeadLetterPlace | None = None
+    """Where dead letters are written from now on; None to leave it as it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,8 @@ class ShareState:
     start_offset: int = UNINITIALIZED_START_OFFSET
     batches: tuple[PersisterStateBatch, ...] = ()
     """In the order of offsets, without overlaps."""
+    dead_letter_place: DeadLetterPlace | None = None
+    """Where dead letters were written last; None if there was never one."""
 
 
 @dataclass(frozen=True, slots=True)

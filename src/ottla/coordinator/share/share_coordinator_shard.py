@@ -257,6 +257,7 @@ class ShareCoordinatorShard:
                 start_offset=write.start_offset,
                 delivery_complete_count=write.delivery_complete_count,
                 batches=combine_state_batches((), write.batches, write.start_offset),
+                dead_letter_place=write.dead_letter_place,
             )
         start_offset = write.start_offset
         if start_offset == UNINITIALIZED_START_OFFSET:
@@ -270,6 +271,7 @@ class ShareCoordinatorShard:
             batches=combine_state_batches(current.batches, write.batches, start_offset),
             create_timestamp_ms=wall_ms,
             write_timestamp_ms=wall_ms,
+            dead_letter_place=write.dead_letter_place or current.dead_letter_place,
         )
         return snapshot.snapshot_record(key)
 
@@ -292,6 +294,7 @@ class ShareCoordinatorShard:
                     state_epoch=current.state_epoch,
                     start_offset=current.start_offset,
                     batches=tuple(current.batches),
+                    dead_letter_place=current.dead_letter_place,
                 )
             )
             if leader_epoch not in (_NO_EPOCH, state.leader_epoch):
@@ -459,6 +462,7 @@ def _combine(first: WriteState, second: WriteState) -> WriteState:
         second,
         start_offset=max(first.start_offset, second.start_offset),
         batches=(*first.batches, *second.batches),
+        dead_letter_place=second.dead_letter_place or first.dead_letter_place,
     )
 
 

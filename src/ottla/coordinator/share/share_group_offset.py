@@ -23,6 +23,7 @@ from ottla.coordinator.share.persister_state_batch_combiner import (
     ordered_state_batches,
 )
 from ottla.protocol.names import SharePartitionKey
+from ottla.protocol.share import DeadLetterPlace
 from ottla.protocol.share_state_records import (
     ShareSnapshotKey,
     ShareSnapshotValue,
@@ -47,6 +48,7 @@ class ShareGroupOffset:
     create_timestamp_ms: int
     write_timestamp_ms: int
     """When the last snapshot was written; later than `create_timestamp_ms` if it only repeats the state."""
+    dead_letter_place: DeadLetterPlace | None = None
 
     @property
     def is_initialized(self) -> bool:
@@ -86,6 +88,7 @@ class ShareGroupOffset:
             batches=ordered_state_batches(_read_batches(value.state_batches), value.start_offset),
             create_timestamp_ms=value.create_timestamp,
             write_timestamp_ms=value.write_timestamp,
+            dead_letter_place=DeadLetterPlace.of(value),
         )
 
     @classmethod
@@ -100,6 +103,7 @@ class ShareGroupOffset:
             batches=combine_state_batches((), _read_batches(value.state_batches), value.start_offset),
             create_timestamp_ms=0,
             write_timestamp_ms=0,
+            dead_letter_place=DeadLetterPlace.of(value),
         )
 
     def merge(self, update: ShareUpdateValue) -> ShareGroupOffset:
@@ -114,22 +118,23 @@ class ShareGroupOffset:
             batches=combine_state_batches(self.batches, _read_batches(update.state_batches), start_offset),
             create_timestamp_ms=self.create_timestamp_ms,
             write_timestamp_ms=self.write_timestamp_ms,
+            dead_letter_place=DeadLetterPlace.of(update) or self.dead_letter_place,
         )
 
     def snapshot_record(self, key: SharePartitionKey) -> CoordinatorRecord:
-        return CoordinatorRecord(
-            _snapshot_key(key),
-            ShareSnapshotValue(
-                snapshot_epoch=self.snapshot_epoch,
-                state_epoch=self.state_epoch,
-                leader_epoch=self.leader_epoch,
-                start_offset=self.start_offset,
-                delivery_complete_count=self.delivery_complete_count,
-                create_timestamp=self.create_timestamp_ms,
-                write_timestamp=self.write_timestamp_ms,
-                state_batches=_written_batches(self.batches),
-            ),
+        value = ShareSnapshotValue(
+            snapshot_epoch=self.snapshot_epoch,
+            state_epoch=self.state_epoch,
+            leader_epoch=self.leader_epoch,
+            start_offset=self.start_offset,
+            delivery_complete_count=self.delivery_complete_count,
+            create_timestamp=self.create_timestamp_ms,
+            write_timestamp=self.write_timestamp_ms,
+            state_batches=_written_batches(self.batches),
         )
+        if self.dead_letter_place is not None:
+            self.dead_letter_place.put(value)
+        return CoordinatorRecord(_snapshot_key(key), value)
 
 
 def update_record(
@@ -140,17 +145,20 @@ def update_record(
     start_offset: int,
     delivery_complete_count: int,
     batches: Iterable[PersisterStateBatch],
+    dead_letter_place: DeadLetterPlace | None = None,
 ) -> CoordinatorRecord:
-    """A change of the state; a start offset of -1 leaves it as it is."""
+    """A change of the state; a start offset of -1 leaves it as it is, and so does no place."""
+    value = ShareUpdateValue(
+        snapshot_epoch=snapshot_epoch,
+        leader_epoch=leader_epoch,
+        start_offset=start_offset,
+        delivery_complete_count=delivery_complete_count,
+        state_batches=_written_batches(batches),
+    )
+    if dead_letter_place is not None:
+        dead_letter_place.put(value)
     return CoordinatorRecord(
-        ShareUpdateKey(group_id=key.group_id, topic_id=key.topic_id, partition=key.partition),
-        ShareUpdateValue(
-            snapshot_epoch=snapshot_epoch,
-            leader_epoch=leader_epoch,
-            start_offset=start_offset,
-            delivery_complete_count=delivery_complete_count,
-            state_batches=_written_batches(batches),
-        ),
+        ShareUpdateKey(group_id=key.group_id, topic_id=key.topic_id, partition=key.partition), value
     )
 
 

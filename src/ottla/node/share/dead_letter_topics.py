@@ -32,6 +32,7 @@ from ottla.protocol.messages.list_offsets import (
     ListOffsetsTopic,
 )
 from ottla.protocol.names import TopicPartition
+from ottla.protocol.share import DeadLetterPlace
 from ottla.records.batch import iter_batches, read_records
 from ottla.records.cost import likely_bytes, walk_cost
 from ottla.replication.log_flush_scheduler import LogFlushScheduler
@@ -153,14 +154,12 @@ class DeadLetterTopics:
         partition = source_partition % len(topic.partitions)
         return DeadLetterTarget(name, topic.id, partition, self._topic_config(name).max_message_bytes)
 
-    def earlier_targets(self, target: DeadLetterTarget, source_partition: int) -> list[DeadLetterTarget]:
-        """The other partitions that the dead letters of a partition went to if the topic had fewer partitions
-        once.
-        """
-        topic = self._metadata.image.topics.by_name.get(target.topic)
-        count = 0 if topic is None else len(topic.partitions)
-        places = {source_partition % each for each in range(1, min(count, source_partition + 1) + 1)}
-        return [target._replace(partition=each) for each in sorted(places - {target.partition})]
+    def former(self, place: DeadLetterPlace) -> DeadLetterTarget | None:
+        """A partition that was the target before; None if its topic was deleted, with what was written."""
+        topic = self._metadata.image.topics.by_id.get(place.topic_id)
+        if topic is None:
+            return None
+        return DeadLetterTarget(topic.name, place.topic_id, place.partition, max_message_bytes=0)
 
     async def _topic(self, name: str) -> InternalTopic:
         known = self._open.pop(name, None)
@@ -245,10 +244,10 @@ class DeadLetterTopics:
         if codes[tp] is not ErrorCode.NONE:
             raise KafkaError(codes[tp], f"{tp}: dead letters cannot be written now: {codes[tp].text}")
 
-    async def append(self, target: DeadLetterTarget, batch: bytes) -> int:
-        """Append a batch, and return the offset of its first record once it is committed."""
+    async def append(self, target: DeadLetterTarget, batch: bytes) -> None:
+        """Append a batch; it is committed then."""
         self._leader(target)
-        return await (await self._topic(target.topic)).append_batch(target.partition, batch)
+        await (await self._topic(target.topic)).append_batch(target.partition, batch)
 
     async def committed_end(self, target: DeadLetterTarget) -> int:
         self._leader(target)

@@ -8,6 +8,10 @@ partition makes it refuse what an earlier writer has sent (`DeadLetterTopics.fen
 coordinator whether it is still the leader, and reads what the producer id has written. What it finds there is
 archived; the rest it writes. After any failure it begins again in the same way.
 
+The group may name another topic meanwhile, or the topic get more partitions. So the state says where dead
+letters are written, before the first one is: those that are not archived can be there and nowhere else. A
+writer that is to write elsewhere ends that place first, as above, and then has the state say the new one.
+
 Why no dead letter is written twice: of two leaders, the later has loaded the state before it has looked at
 the epoch. If the earlier one still got the answer that it leads, its marker is older than that look, and
 the later one has the higher epoch: whatever the earlier one has written lies before the marker of the later,
@@ -48,6 +52,7 @@ from ottla.node.share.share_partition import (
 )
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import SharePartitionKey
+from ottla.protocol.share import DeadLetterPlace
 from ottla.records.batch import iter_batches, read_records
 from ottla.records.builder import build_batch
 from ottla.records.cost import likely_bytes, walk_cost
@@ -179,7 +184,6 @@ class DeadLetterWriter(Generic[L]):
         "_leader",
         "_manager",
         "_problem",
-        "_scan_from",
         "_sequence",
         "_session",
         "_topics",
@@ -194,8 +198,6 @@ class DeadLetterWriter(Generic[L]):
         self._session: _Session | None = None
         # Of the next record, in this session.
         self._sequence = 0
-        # By topic and partition: the offset before which nothing is that is not archived yet.
-        self._scan_from: dict[tuple[bytes, int], int] = {}
         # Why dead letters are held back, as it was logged.
         self._problem: str | None = None
 
@@ -271,45 +273,40 @@ class DeadLetterWriter(Generic[L]):
         letters, sources = await self._collect(target)
         if sources:
             batch = self._build(session, letters, sources, target.max_message_bytes)
-            base_offset = await self._topics.append(target, batch)
+            await self._topics.append(target, batch)
             self._sequence += len(sources)
             await self._archive(letters)
-            self._scan_from[target.topic_id, target.partition] = base_offset + len(sources)
             self._manager.counts.dead_letters += len(sources)
         else:
             await self._archive(letters)  # there are no records at these offsets
 
     async def _begin_session(self, target: DeadLetterTarget) -> None:
-        """Take over from earlier writers, and archive what they have written, also to the partitions that
-        were the target while the topic had fewer of them.
+        """Take over from earlier writers, where they have written and where this one will."""
+        share, topics, place = self._share, self._topics, self._share.dead_letter_place
+        if place is None or (target.topic_id, target.partition) != (place.topic_id, place.partition):
+            former = None if place is None else topics.former(place)
+            if place is not None and former is not None:
+                await self._take_over(former, place.first_offset)
+            end = await topics.committed_end(target)
+            place = DeadLetterPlace(target.topic_id, target.partition, end)
+            _check(await self._leader.persist_final(StateTransition(dead_letter_place=place)))
+            assert share.dead_letter_place == place, (share.dead_letter_place, place)
+        self._session = await self._take_over(target, place.first_offset)
+        self._sequence = 0
+
+    async def _take_over(self, target: DeadLetterTarget, first_offset: int) -> _Session:
+        """Have a partition refuse what earlier writers have sent, and archive what it has of them, which is
+        nothing before `first_offset`. The last batch is the only one whose records may not be archived yet:
+        each writer archives all that was written before it writes the first of its own.
         """
-        leader, share, topics = self._leader, self._share, self._topics
+        topics = self._topics
         ids, mark = await self._last_producer(target)
-        at = (target.topic_id, target.partition)
-        others = []
-        if share.has_loaded_dead_letters or self._scan_from:
-            for other in topics.earlier_targets(target, leader.key.partition):
-                known, found = await self._last_producer(other)
-                if found.epoch >= 0:
-                    # An earlier writer has begun there, which is before it has written.
-                    await topics.fence(other, known[-1], found.epoch + 1)
-                    others.append((other, known, found.last_batch_offset or 0))
-        if at not in self._scan_from:
-            if share.has_loaded_dead_letters:
-                # The last batch is the only one whose records may not be archived yet: each writer archives
-                # all that was written before it writes the first of its own.
-                self._scan_from[at] = mark.last_batch_offset or 0
-            else:
-                self._scan_from[at] = await topics.committed_end(target)
+        begin = first_offset if mark.last_batch_offset is None else mark.last_batch_offset
         await topics.fence(target, ids[-1], mark.epoch + 1)
-        await self._manager.check_leadership(leader)
-        end = await topics.committed_end(target)
-        written = await topics.written(target, frozenset(ids), self._scan_from[at], end)
-        for other, known, begin in others:
-            written |= await topics.written(other, frozenset(known), begin, await topics.committed_end(other))
-        await self._archive(_chosen(share.dead_letters.values(), written))
-        self._scan_from[at] = end
-        self._session, self._sequence = _Session(target, ids[-1], mark.epoch + 1), 0
+        await self._manager.check_leadership(self._leader)
+        written = await topics.written(target, frozenset(ids), begin, await topics.committed_end(target))
+        await self._archive(_chosen(self._share.dead_letters.values(), written))
+        return _Session(target, ids[-1], mark.epoch + 1)
 
     async def _last_producer(self, target: DeadLetterTarget) -> tuple[list[int], ProducerMark]:
         """The ids that earlier writers may have used in a partition, and what it knows of the last one."""

@@ -44,6 +44,7 @@ from ottla.protocol.messages import (
 )
 from ottla.protocol.names import SHARE_GROUP_STATE_TOPIC, SharePartitionKey, TopicIdPartition
 from ottla.protocol.schema import Request, Response
+from ottla.protocol.share import DeadLetterPlace
 from ottla.rpc.backoff import ExponentialBackoff
 from ottla.rpc.request_batcher import RequestBatcher
 from ottla.runtime.runtime import Runtime
@@ -338,7 +339,7 @@ def _results(result: Callable[[Any], R]) -> Callable[[Any], Iterable[tuple[Topic
 
 def _write_partition(partition: int, state: WriteState) -> write_share_group_state.PartitionData:
     module = write_share_group_state
-    return module.PartitionData(
+    data = module.PartitionData(
         partition=partition,
         state_epoch=state.state_epoch,
         leader_epoch=state.leader_epoch,
@@ -351,6 +352,9 @@ def _write_partition(partition: int, state: WriteState) -> write_share_group_sta
             for first, last, delivery_state, count in state.batches
         ],
     )
+    if state.dead_letter_place is not None:
+        state.dead_letter_place.put(data)
+    return data
 
 
 def _outcome(part: Any) -> PersisterResult:
@@ -370,6 +374,7 @@ def _state(part: read_share_group_state.PartitionResult) -> ShareState:
             )
             for batch in part.state_batches
         ),
+        DeadLetterPlace.of(part),
     )
 
 

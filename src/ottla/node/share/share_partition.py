@@ -58,7 +58,7 @@ from typing import Final, NamedTuple, Protocol
 
 from ottla.coordinator.share.persister import PersisterStateBatch, WriteState
 from ottla.protocol.errors import ErrorCode, KafkaError
-from ottla.protocol.share import AcknowledgeType, ShareAcquireMode
+from ottla.protocol.share import AcknowledgeType, DeadLetterPlace, ShareAcquireMode
 from ottla.runtime import invariants
 
 
@@ -324,6 +324,23 @@ class InFlightBatch:
         at = offset - self.first
         return self.waits[at], self.waits[self.size + at]
 
+    def due_waits(self, first: int, last: int, now_ms: int) -> Iterator[tuple[int, int]]:
+        """Those of these offsets whose wait, if they wait, has ended, as ranges."""
+        first, last = max(first, self.first), min(last, self.last)
+        if self.waits is None:
+            if self.wait[1] <= now_ms:
+                yield first, last
+            return
+        ends = self.waits[self.size + first - self.first : self.size + last - self.first + 1]
+        if ends[0] <= now_ms and ends == array("q", (ends[0],)) * len(ends):
+            yield first, last  # as nearly always; there may be a million of them
+            return
+        for is_due, alike in groupby(ends, lambda until_ms: until_ms <= now_ms):
+            count = sum(1 for _ in alike)
+            if is_due:
+                yield first, first + count - 1
+            first += count
+
     def first_available(self) -> int | None:
         """The offset of the first record that can be acquired."""
         if self.states is None:
@@ -352,9 +369,18 @@ class InFlightBatch:
 class StateTransition:
     """A change of states that is not persisted yet, by ranges of records with the same outcome."""
 
-    __slots__ = ("delivered_too_often", "ranges", "rejected", "waited", "waits_since_ms")
+    __slots__ = (
+        "dead_letter_place",
+        "delivered_too_often",
+        "ranges",
+        "rejected",
+        "waited",
+        "waits_since_ms",
+    )
 
-    def __init__(self, waits_since_ms: int | None = None) -> None:
+    def __init__(
+        self, waits_since_ms: int | None = None, *, dead_letter_place: DeadLetterPlace | None = None
+    ) -> None:
         self.ranges: list[tuple[InFlightBatch, PersisterStateBatch]] = []
         # The first offsets of ranges that a member has rejected, and that go to the dead-letter topic.
         self.rejected: set[int] = set()
@@ -364,6 +390,8 @@ class StateTransition:
         self.waits_since_ms = waits_since_ms
         # Records that waited when an operator changed them, from when to when.
         self.waited: list[tuple[InFlightBatch, int, int, int, int]] = []
+        # Where dead letters are to be written from now on; None if that does not change.
+        self.dead_letter_place = dead_letter_place
 
     def __bool__(self) -> bool:
         return bool(self.ranges)
@@ -468,10 +496,10 @@ class SharePartition:
         "_locks",
         "_waits",
         "counts",
+        "dead_letter_place",
         "dead_letters",
         "delivery_complete_count",
         "end_offset",
-        "has_loaded_dead_letters",
         "settings",
         "start_offset",
         "state_epoch",
@@ -486,6 +514,7 @@ class SharePartition:
         batches: Iterable[PersisterStateBatch] = (),
         *,
         counts: ShareRecordCounts | None = None,
+        dead_letter_place: DeadLetterPlace | None = None,
     ) -> None:
         """Begin with the state that was persisted. KafkaError UNKNOWN_SERVER_ERROR if it contradicts itself.
 
@@ -516,8 +545,9 @@ class SharePartition:
         self.waiting_records = 0
         # What is archiving, by its first offset.
         self.dead_letters: dict[int, DeadLetters] = {}
-        # Whether there were some when the state was loaded: they may be in their topic already.
-        self.has_loaded_dead_letters = False
+        # Where they are written, as it is persisted: those that are not archived yet may be there already,
+        # and nowhere else. None if none was ever written.
+        self.dead_letter_place = dead_letter_place
         self._load(batches)
 
     def _load(self, batches: Iterable[PersisterStateBatch]) -> None:
@@ -542,7 +572,6 @@ class SharePartition:
                 self.dead_letters[first] = DeadLetters(first, last, batch.count, is_rejected)
             else:
                 self.delivery_complete_count += batch.size
-        self.has_loaded_dead_letters = bool(self.dead_letters)
         if self._firsts:
             self.end_offset = self._gap_end = previous
             self._advance_start()
@@ -1474,7 +1503,9 @@ class SharePartition:
         while waits and waits[0][0] <= now_ms:
             _, first, last = heappop(waits)
             for batch in self._overlapping(first, last):
-                found = self._end_wait(batch, first, last) or found
+                # Of a wait that an operator has ended the records may be in a later one by now.
+                for begin, end in batch.due_waits(first, last, now_ms):
+                    found = self._end_wait(batch, begin, end) or found
         if found and invariants.thorough:
             self.check_invariants()
         return found
@@ -1514,6 +1545,8 @@ class SharePartition:
         the outcome; what is to be a dead letter has to be persisted as archiving first.
         """
         for transition in transitions:
+            if persisted and transition.dead_letter_place is not None:
+                self.dead_letter_place = transition.dead_letter_place
             for _, (first, last, state, count) in transition.ranges:
                 if state == _ARCHIVING:
                     known = self.dead_letters.get(first)
@@ -1621,7 +1654,12 @@ class SharePartition:
             del firsts[:done_batches]
         return moved > start
 
-    def write_state(self, leader_epoch: int, batches: Sequence[PersisterStateBatch]) -> WriteState:
+    def write_state(
+        self,
+        leader_epoch: int,
+        batches: Sequence[PersisterStateBatch],
+        dead_letter_place: DeadLetterPlace | None = None,
+    ) -> WriteState:
         """The write that persists these batches, with the offsets of now. Dead letters count as done with the
         write that says so.
         """
@@ -1629,7 +1667,9 @@ class SharePartition:
         for first, last, state, _ in batches:
             if state == _ARCHIVED and self.dead_letters:
                 done += self._archiving_between(max(first, self.start_offset), last)
-        return WriteState(self.state_epoch, leader_epoch, self.start_offset, done, tuple(batches))
+        return WriteState(
+            self.state_epoch, leader_epoch, self.start_offset, done, tuple(batches), dead_letter_place
+        )
 
     def _archiving_between(self, first: int, last: int) -> int:
         found = 0

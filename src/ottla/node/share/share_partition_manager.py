@@ -59,7 +59,7 @@ from ottla.node.share.share_session import (
 )
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import SharePartitionKey, TopicIdPartition, TopicPartition
-from ottla.protocol.share import AcknowledgeType
+from ottla.protocol.share import AcknowledgeType, DeadLetterPlace
 from ottla.replication.list_offsets import EARLIEST, LATEST, ListedOffset
 from ottla.replication.partition import FetchIsolation, Partition
 from ottla.runtime.heavy_work import INLINE_US, HeavyWork
@@ -401,7 +401,9 @@ class SharePartitionLeader:
             taken, batches = self._take_writes()
             error: KafkaError | None = KafkaError(ErrorCode.UNKNOWN_SERVER_ERROR)
             try:
-                error = await self._manager.write(self, batches)
+                places = (each.transition.dead_letter_place for each in reversed(taken))
+                place = next((place for place in places if place is not None), None)
+                error = await self._manager.write(self, batches, place)
             finally:
                 # Also where the broker stops meanwhile.
                 transitions = [each.transition for each in taken if not each.is_final]
@@ -760,7 +762,12 @@ class SharePartitionManager:
             settings = self.settings(key.group_id)
             start_offset = await self._start_offset(leader, state, settings)
             leader.share = SharePartition(
-                start_offset, state.state_epoch, settings, state.batches, counts=self.counts
+                start_offset,
+                state.state_epoch,
+                settings,
+                state.batches,
+                counts=self.counts,
+                dead_letter_place=state.dead_letter_place,
             )
             leader.share.wait_before_retries(self.now_ms())
             leader.set_timer()
@@ -825,14 +832,19 @@ class SharePartitionManager:
     # Writing
 
     async def write(
-        self, leader: SharePartitionLeader, batches: Sequence[PersisterStateBatch]
+        self,
+        leader: SharePartitionLeader,
+        batches: Sequence[PersisterStateBatch],
+        dead_letter_place: DeadLetterPlace | None,
     ) -> KafkaError | None:
-        """Persist batches of a share partition; return the error."""
+        """Persist batches of a share partition, and where its dead letters are written from now on; return
+        the error.
+        """
         assert leader.share is not None, leader.key
         if not self.still_leads(leader):
             return KafkaError(ErrorCode.NOT_LEADER_OR_FOLLOWER)
         partition = leader.topic_id_partition
-        write = leader.share.write_state(leader.leader_epoch, batches)
+        write = leader.share.write_state(leader.leader_epoch, batches, dead_letter_place)
         answers = await self._persister().write_state(leader.key.group_id, {partition: write})
         result = answers[partition]
         return _member_error(result.error, result.error_message) if result.error else None

@@ -1,6 +1,7 @@
 """ReadShareGroupState: read the state of share partitions, as the leaders of their topics' partitions.
 
-The first read of a leader at its epoch fences the leaders before it.
+The first read of a leader at its epoch fences the leaders before it. A tagged field of our own says where
+dead letters were written last.
 """
 
 from __future__ import annotations
@@ -38,3 +39,5 @@ def _fill_in(part: PartitionResult, state: ShareState) -> None:
         StateBatch(first_offset=first, last_offset=last, delivery_state=delivery_state, delivery_count=count)
         for first, last, delivery_state, count in state.batches
     ]
+    if state.dead_letter_place is not None:
+        state.dead_letter_place.put(part)

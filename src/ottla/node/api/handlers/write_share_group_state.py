@@ -4,6 +4,8 @@ A leader that was replaced gets FENCED_LEADER_EPOCH, and one that does not know 
 again gets FENCED_STATE_EPOCH.
 
 Version 1 has the number of completed deliveries (KIP-1226).
+
+A leader that is Ottla's says in a tagged field of its own where dead letters are written.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ from ottla.protocol.messages.write_share_group_state import (
     WriteShareGroupStateRequest,
 )
 from ottla.protocol.schema import Response
+from ottla.protocol.share import DeadLetterPlace
 
 
 def handle(context: RequestContext, request: WriteShareGroupStateRequest) -> Response | Awaitable[Response]:
@@ -44,4 +47,5 @@ def _state(part: PartitionData) -> WriteState:
             )
             for batch in part.state_batches
         ),
+        DeadLetterPlace.of(part),
     )

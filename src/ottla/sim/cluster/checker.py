@@ -111,7 +111,7 @@ class ClusterChecker:
             self._by_name[tp] = history
             if tp.topic == SHARE_GROUP_STATE_TOPIC:
                 history.on_record = self.share.on_state_record
-            elif tp.topic == DEAD_LETTERS:
+            elif tp.topic in DEAD_LETTERS:
                 history.on_record = self._on_dead_letter
             elif tp.topic == CONSUMER_OFFSETS_TOPIC:
                 history.on_record = self.streams.on_record

@@ -25,7 +25,7 @@ from ottla.sim.cluster.members import controller_addresses
 from ottla.sim.cluster.readers import Copier, GroupReader, StandaloneReader
 from ottla.sim.cluster.scenario import ClusterScenario
 from ottla.sim.cluster.security import AccessView, GuardedWriter, SecurityChanger
-from ottla.sim.cluster.share_workers import JobsChurn, ShareWorker
+from ottla.sim.cluster.share_workers import JobsChurn, QueueOperator, ShareWorker
 from ottla.sim.cluster.streams_groups import StreamsWorker
 from ottla.sim.cluster.writers import TransactionalWriter, TwoPhaseWriter, Writer
 
@@ -88,7 +88,7 @@ def make_clients(
     terms = environment.checker.share.terms
     if terms is not None:
         wanted += [ShareWorker(environment, f"worker-{n}", terms) for n in range(terms.workers)]
-        wanted.append(JobsChurn(environment, "jobs"))
+        wanted += [JobsChurn(environment, "jobs"), QueueOperator(environment, "operator")]
     for client in wanted:
         if isinstance(client, GroupReader):
             environment.journal.groups[client.group.name] = client.group

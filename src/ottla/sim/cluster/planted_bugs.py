@@ -44,7 +44,7 @@ from ottla.node.share.share_partition import (
     ShareGroupSettings,
     SharePartition,
 )
-from ottla.node.share.share_partition_manager import SharePartitionLeader
+from ottla.node.share.share_partition_manager import SharePartitionLeader, SharePartitionManager
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.metadata_records import ConfigRecord
 from ottla.protocol.share import AcknowledgeType
@@ -331,6 +331,26 @@ def _dead_letters_not_looked_for() -> list[Patch]:
     return [(DeadLetterTopics, "written", written)]
 
 
+def _former_places_of_dead_letters_not_looked_at() -> list[Patch]:
+    return [(DeadLetterTopics, "former", lambda self, place: None)]
+
+
+def _operators_answered_too_soon() -> list[Patch]:
+    async def alter_records(
+        self: SharePartitionManager, leader: SharePartitionLeader, ranges: Any, type: Any, *, most_looks: int
+    ) -> Any:
+        assert leader.share is not None
+        done = leader.share.alter_records(ranges, int(type), self.now_ms(), most_looks=most_looks)
+        leader.begin_transition(done.transition)
+        return done.size, done.next_offset
+
+    return [(SharePartitionManager, "alter_records", alter_records)]
+
+
+def _ended_waits_end_later_ones() -> list[Patch]:
+    return [(InFlightBatch, "due_waits", lambda self, first, last, now_ms: [(first, last)])]
+
+
 def _used_up_records_get_no_dead_letter() -> list[Patch]:
     original = SharePartition._outcome
 
@@ -463,6 +483,9 @@ CLUSTER_BUGS: Mapping[str, Callable[[], list[Patch]]] = {
     "start-offset-passes-released-records": _start_offset_passes_released_records,
     "rejected-records-come-back": _rejected_records_come_back,
     "dead-letters-not-looked-for": _dead_letters_not_looked_for,
+    "former-places-of-dead-letters-not-looked-at": _former_places_of_dead_letters_not_looked_at,
+    "operators-answered-too-soon": _operators_answered_too_soon,
+    "ended-waits-end-later-ones": _ended_waits_end_later_ones,
     "used-up-records-get-no-dead-letter": _used_up_records_get_no_dead_letter,
     "new-leader-without-states": _new_leader_without_states,
     "share-leaders-not-fenced": _share_leaders_not_fenced,
@@ -593,6 +616,9 @@ SCENARIOS: Mapping[str, ClusterScenario] = {
     "start-offset-passes-released-records": _SHARES,
     "rejected-records-come-back": _SHARES,
     "dead-letters-not-looked-for": _DEAD_LETTERS,
+    "former-places-of-dead-letters-not-looked-at": _DEAD_LETTERS,
+    "operators-answered-too-soon": _SHARES,
+    "ended-waits-end-later-ones": _SHARES,
     "used-up-records-get-no-dead-letter": _SHARES,
     "new-leader-without-states": _SHARES,
     "share-leaders-not-fenced": _SHARE_LEADERS,

@@ -173,7 +173,7 @@ class ClusterRun:
         )
 
     def _topic_settings(self, topic: str = "") -> dict[str, str]:
-        if topic == DEAD_LETTERS:
+        if topic in DEAD_LETTERS:
             return {DEAD_LETTER_ENABLE: "true"}
         if topic == LATEST:
             return {**_COMPACTED, "internal.segment.bytes": "600"}
@@ -383,7 +383,7 @@ class ClusterRun:
                         dict.fromkeys(internal, _PARTITIONS) if self.scenario.has("compaction") else {}
                     )
                     dead_letters = (
-                        {} if terms is None or not terms.dead_letters else {DEAD_LETTERS: 1}  # it gets more
+                        dict.fromkeys(DEAD_LETTERS, 1) if terms is not None and terms.dead_letters else {}
                     )
                     topics = {**compacted, **dead_letters, **self.environment.topics}
                     for topic, partitions in topics.items():

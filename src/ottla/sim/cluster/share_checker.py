@@ -14,7 +14,8 @@
 - At the end each record is done, because a member accepted or rejected it, or as it was delivered as often as
   the limit allows.
 - With a dead-letter topic, a record that was rejected or used up is in it, once, and a record that was
-  accepted is not.
+  accepted is not; also where the group names another topic meanwhile.
+- What an operator has released, rejected or skipped is as if a member had, once that is answered.
 
 Three sources are compared: the committed records of `__share_group_state`, from which the checker makes its
 own model of the durable state; the acquisitions of leaders, as they happen (`SharePartitionListener`); and
@@ -29,6 +30,7 @@ from dataclasses import dataclass, field
 from random import Random
 from typing import Final
 
+from ottla.client.admin.groups import ShareRecords
 from ottla.node.share.dead_letter_topics import OFFSET_HEADER
 from ottla.node.share.dead_letters import DELIVERY_COUNT_HEADER, PARTITION_HEADER, TOPIC_HEADER
 from ottla.node.share.share_partition import AcquiredRange, RecordState
@@ -50,7 +52,8 @@ from ottla.sim.cluster.history import CommittedRecord, PartitionHistory
 from ottla.sim.world import World
 
 SHARE_GROUP: Final = "workers"
-DEAD_LETTERS: Final = "dlq.workers"
+# The topics for dead letters of the group; it begins with the first one.
+DEAD_LETTERS: Final = ("dlq.workers", "dlq.others")
 _DONE: Final = frozenset((RecordState.ACKNOWLEDGED, RecordState.ARCHIVED))
 _NOT_DELIVERED: Final = frozenset((*_DONE, RecordState.ARCHIVING))
 _FINAL_TYPES: Final = frozenset((AcknowledgeType.GAP, AcknowledgeType.ACCEPT, AcknowledgeType.REJECT))
@@ -116,7 +119,7 @@ class ShareGroupTerms:
             "share.isolation.level": "read_committed" if self.read_committed else "read_uncommitted",
             "share.retry.backoff.ms": str(self.retry_backoff_ms),
             "share.retry.backoff.max.ms": str(self.retry_backoff_max_ms),
-            "errors.deadletterqueue.topic.name": DEAD_LETTERS if self.dead_letters else "",
+            "errors.deadletterqueue.topic.name": DEAD_LETTERS[0] if self.dead_letters else "",
             "errors.deadletterqueue.copy.record.enable": str(self.copies_dead_letters).lower(),
         }
 
@@ -197,6 +200,11 @@ class _SharePartitionHistory:
     accepted: set[int] = field(default_factory=set)
     surely_accepted: set[int] = field(default_factory=set)
     rejected: set[int] = field(default_factory=set)
+    # What an operator may have changed: an acknowledgement of it may have no effect, and yet be no error, if
+    # the start offset has passed it.
+    altered: set[int] = field(default_factory=set)
+    # The delivery count with which an operator has released a record, or may have: it does not wait then.
+    freed: dict[int, int] = field(default_factory=dict)
     # The one that has loaded the state last, so that all before it are fenced.
     newest_leader: SharePartitionLeader | None = None
 
@@ -419,6 +427,9 @@ class ShareChecker:
         """Check that a record is not delivered again before it has waited."""
         if not self._terms.retry_backoff_ms:
             return
+        if self._of(key).freed.get(offset) == (known.counts.get(offset) or known.loaded.count(offset)):
+            known.released_ms.pop(offset, None)
+            return
         count = known.loaded.count(offset)
         if offset in known.released_ms:
             since_ms, count = known.released_ms.pop(offset)
@@ -535,7 +546,7 @@ class ShareChecker:
                 text = f"the {type.name} of {sent.member_id} was answered without an error"
                 is_holder = holder is not None and holder.member_id == sent.member_id
                 history.answered.setdefault(offset, (text, holder.leader if holder and is_holder else None))
-                if type is AcknowledgeType.ACCEPT and is_holder:
+                if type is AcknowledgeType.ACCEPT and is_holder and offset not in history.altered:
                     history.surely_accepted.add(offset)
             if type is AcknowledgeType.RELEASE and holder is not None:
                 self._on_released(sent, offset, holder.leader)
@@ -551,6 +562,36 @@ class ShareChecker:
             known.released_ms[offset] = (sent.sent_ms, count)
         if known.counts[offset] == count + 1:
             self._check_wait(sent.key, offset, known, known.acquired_ms[offset, count + 1])
+
+    # Operators
+
+    def on_altering(self, key: SharePartitionKey, action: AcknowledgeType, records: ShareRecords) -> None:
+        """Note that an operator is about to change records in delivery, held or not."""
+        history = self._of(key)
+        for offset in range(records.first_offset, records.last_offset + 1):
+            if (holder := history.holders.get(offset)) is not None:
+                holder.has_acknowledged = True
+            history.altered.add(offset)
+            if action is AcknowledgeType.RELEASE:
+                history.freed[offset] = records.delivery_count
+                continue
+            history.finals[offset] = history.finals.get(offset, 0) + 1
+            # What is skipped is done without a dead letter, as what is accepted.
+            (history.rejected if action is AcknowledgeType.REJECT else history.accepted).add(offset)
+
+    def on_altered(self, key: SharePartitionKey, action: AcknowledgeType, records: ShareRecords) -> None:
+        """Check that all of these records are changed for good, as the answer to an operator says."""
+        history = self._of(key)
+        self._catch_up()
+        for offset in range(records.first_offset, records.last_offset + 1):
+            self._count(f"operator: {action.name.lower()}")
+            types, counts = {offset: action}, {offset: records.delivery_count}
+            if not self._is_persisted(SentAcknowledgement(key, "", types, counts, 0), offset):
+                self._report(key, offset, f"is changed by an operator ({action.name}), and not persisted")
+            elif action is not AcknowledgeType.RELEASE:
+                history.answered.setdefault(offset, (f"an operator's {action.name} was answered", None))
+                if action is AcknowledgeType.GAP:
+                    history.surely_accepted.add(offset)
 
     def _is_persisted(self, sent: SentAcknowledgement, offset: int) -> bool:
         """Whether the durable state has what a member has acknowledged.

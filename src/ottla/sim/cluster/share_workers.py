@@ -1,4 +1,5 @@
-"""Members of a share group, which speak the protocol themselves, and a topic that is created again and again.
+"""Members of a share group, which speak the protocol themselves, its operator, and a topic that is created
+again and again.
 
 A member sends heartbeats to the group's coordinator, and has a share session with each leader of its
 partitions. It accepts most records, soon or late, by single offsets or by ranges, in a ShareFetch or in a
@@ -9,12 +10,14 @@ It leaves cleanly or without a word, and comes back under another id or the same
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from ottla.client.admin import Admin
 from ottla.client.admin.admin import AdminConfig
+from ottla.client.admin.configs import ResourceType
+from ottla.client.admin.groups import ShareRecordsAction
 from ottla.client.coordinator_client import CoordinatorClient
 from ottla.client.network_client import CoordinatorType, NetworkClient
 from ottla.client.producer import Producer
@@ -26,7 +29,7 @@ from ottla.protocol.messages.share_group_heartbeat import (
     ShareGroupHeartbeatRequest,
     ShareGroupHeartbeatResponse,
 )
-from ottla.protocol.names import SharePartitionKey, TopicIdPartition
+from ottla.protocol.names import SharePartitionKey, TopicIdPartition, TopicPartition
 from ottla.protocol.share import AcknowledgeType, ShareAcquireMode
 from ottla.records.batch import iter_batches, read_records
 from ottla.rpc.channel import Lane
@@ -48,10 +51,12 @@ _FENCED: Final = frozenset(
 )
 
 
-def share_partitions(environment: ClusterEnvironment) -> list[tuple[bytes, int]]:
+def share_partitions(
+    environment: ClusterEnvironment, topics: Sequence[str] = _TOPICS
+) -> list[tuple[bytes, int]]:
     """The partitions that the share group reads, by the newest metadata."""
     found = []
-    for name in _TOPICS:
+    for name in topics:
         topic = environment.checker.newest.topics.by_name.get(name)
         if topic is not None:
             found += [(topic.id, index) for index in topic.partitions]
@@ -538,9 +543,45 @@ class _LeaderSession:
         return AcknowledgeType.ACCEPT, now + lock_s * (0.9 + random.random())
 
 
+class QueueOperator(Administrator):
+    """Lists what the group has in delivery, and releases, rejects or skips some of it: at once, or when it
+    may have been delivered again, or have another leader. Topics have names here, so the one that is created
+    again and again is left alone.
+    """
+
+    async def act(self, admin: Admin, runtime: Runtime) -> None:
+        random, topics = runtime.random, self.environment.checker.newest.topics
+        named = {
+            TopicPartition(topics.by_id[topic_id].name, index): SharePartitionKey(
+                SHARE_GROUP, topic_id, index
+            )
+            for topic_id, index in share_partitions(self.environment, (EVENTS, ORDERS))
+        }
+        page = await admin.groups.share_records(
+            SHARE_GROUP, dict.fromkeys(named, 0), at_most=random.randrange(1, 50)
+        )
+        self.count("list records in delivery")
+        if not page.records:
+            return
+        wanted = page.records[random.randrange(0, len(page.records))]
+        action = tuple(ShareRecordsAction)[random.randrange(0, len(ShareRecordsAction))]
+        if random.random() < 0.3:
+            await asyncio.sleep(random.random() * 2)
+        key, type = named[wanted.partition], AcknowledgeType(int(action))
+        share = self.environment.checker.share
+        share.on_altering(key, type, wanted)
+        result = (await admin.groups.alter_share_records(SHARE_GROUP, action, [wanted]))[wanted.partition]
+        text = str(result) if isinstance(result, KafkaError) else f"{result} of {wanted.size}"
+        self.environment.trace(self.name, f"{action.name} {wanted}: {text}")
+        if isinstance(result, KafkaError):
+            self.count(f"{action.name.lower()} records: {result.code.name}")
+        elif result == wanted.size:
+            share.on_altered(key, type, wanted)
+
+
 class JobsChurn(Administrator):
     """Creates the topic of jobs, writes to it, and deletes it from time to time: the group reads each. Gives
-    the dead-letter topic more partitions.
+    the dead-letter topics more partitions, and has the group use the other one.
     """
 
     async def act(self, admin: Admin, runtime: Runtime) -> None:
@@ -553,10 +594,15 @@ class JobsChurn(Administrator):
                 factor = min(len(self.environment.brokers), 3)
                 await admin.topics.create(JOBS, partitions=random.randrange(1, 3), replication_factor=factor)
                 self.count("create the topic of jobs")
-            letters = self.environment.checker.newest.topics.by_name.get(DEAD_LETTERS)
-            if letters is not None and len(letters.partitions) < 3 and random.random() < 0.3:
-                await admin.topics.add_partitions(DEAD_LETTERS, len(letters.partitions) + 1)
+            letters = DEAD_LETTERS[random.randrange(0, len(DEAD_LETTERS))]
+            topic = self.environment.checker.newest.topics.by_name.get(letters)
+            if topic is not None and len(topic.partitions) < 3 and random.random() < 0.2:
+                await admin.topics.add_partitions(letters, len(topic.partitions) + 1)
                 self.count("more partitions for dead letters")
+            if topic is not None and random.random() < 0.3:
+                setting = {"errors.deadletterqueue.topic.name": letters}
+                await admin.configs.alter(ResourceType.GROUP, SHARE_GROUP, set=setting)
+                self.count("a topic for dead letters")
         except KafkaError as error:
             if error.code not in (ErrorCode.TOPIC_ALREADY_EXISTS, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION):
                 raise

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from tests.support.waiting import wait_until
@@ -15,6 +16,10 @@ from ottla.protocol.api import API
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.headers import read_response
 from ottla.protocol.messages.api_versions import ApiVersionsResponse
+from ottla.protocol.messages.consumer_group_heartbeat import (
+    ConsumerGroupHeartbeatRequest,
+    ConsumerGroupHeartbeatResponse,
+)
 from ottla.protocol.messages.delete_groups import DeleteGroupsRequest, DeleteGroupsResponse
 from ottla.protocol.messages.delete_topics import (
     DeleteTopicsRequest,
@@ -198,14 +203,14 @@ class Transaction:
         self, version: int, *, name: str = "", topic_id: bytes = bytes(16), epoch: int = -1
     ) -> TxnOffsetCommitResponse:
         offset = TxnOffsetCommitRequestPartition(partition_index=0, committed_offset=5, committed_metadata="")
-        request = TxnOffsetCommitRequest(
-            transactional_id=self.name,
-            group_id=self.name,
-            producer_id=self.id,
-            producer_epoch=self.epoch,
-            generation_id_or_member_epoch=epoch,
-            topics=[TxnOffsetCommitRequestTopic(name=name, topic_id=topic_id, partitions=[offset])],
-        )
+        topic = TxnOffsetCommitRequestTopic(name=name, topic_id=topic_id, partitions=[offset])
+        return self.send(version, [topic], generation_id_or_member_epoch=epoch)
+
+    def send(
+        self, version: int, topics: list[TxnOffsetCommitRequestTopic], **other: Any
+    ) -> TxnOffsetCommitResponse:
+        fields = {"group_id": self.name, "producer_id": self.id, "producer_epoch": self.epoch} | other
+        request = TxnOffsetCommitRequest(transactional_id=self.name, topics=topics, **fields)
         found: list[TxnOffsetCommitResponse] = []
 
         def is_answered() -> bool:
@@ -262,6 +267,72 @@ def test_a_generation_of_no_group_is_an_error_that_the_version_knows(client: Wir
     transaction = Transaction(client, "in-no-group")
     assert commit_codes(transaction.commit(5, name="no-group", epoch=3)) == [ErrorCode.ILLEGAL_GENERATION]
     assert commit_codes(transaction.commit(6, topic_id=topic_id, epoch=3)) == [ErrorCode.GROUP_ID_NOT_FOUND]
+
+
+@pytest.mark.usefixtures("coordinators")
+def test_each_topic_of_a_transaction_has_the_errors_of_its_id(client: WireClient) -> None:
+    one, other, unknown = create_topic(client, "some"), create_topic(client, "others"), b"x" * 16
+    transaction = Transaction(client, "commits-many")
+
+    def commit(
+        *topics: tuple[bytes, str, dict[int, str]], version: int = 6, **member: Any
+    ) -> list[tuple[bytes, list[tuple[int, ErrorCode]]]]:
+        asked = [
+            TxnOffsetCommitRequestTopic(
+                topic_id=topic_id,
+                name=name,
+                partitions=[
+                    TxnOffsetCommitRequestPartition(
+                        partition_index=index, committed_offset=1, committed_metadata=metadata
+                    )
+                    for index, metadata in partitions.items()
+                ],
+            )
+            for topic_id, name, partitions in topics
+        ]
+        answer = transaction.send(version, asked, **member)
+        return [
+            (
+                topic.topic_id,
+                [(each.partition_index, ErrorCode.of(each.error_code)) for each in topic.partitions],
+            )
+            for topic in answer.topics
+        ]
+
+    none, missing = ErrorCode.NONE, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+    assert commit(
+        (one, "", {0: "", 99: "", -1: ""}), (unknown, "", {0: ""}), (other, "", {0: "m" * 5_000})
+    ) == [
+        (one, [(0, none), (99, missing), (-1, missing)]),
+        (other, [(0, ErrorCode.OFFSET_METADATA_TOO_LARGE)]),
+        (unknown, [(0, ErrorCode.UNKNOWN_TOPIC_ID)]),
+    ]
+    for error, wrong in (
+        (ErrorCode.INVALID_PRODUCER_EPOCH, {"producer_epoch": 99}),
+        (ErrorCode.INVALID_PRODUCER_ID_MAPPING, {"producer_id": 999_999}),
+        (ErrorCode.INVALID_GROUP_ID, {"group_id": ""}),
+    ):
+        assert commit((one, "", {0: ""}), (other, "", {0: ""}), **wrong) == [
+            (one, [(0, error)]),
+            (other, [(0, error)]),
+        ]
+    join = ConsumerGroupHeartbeatRequest(
+        group_id="stale",
+        member_id="m",
+        rebalance_timeout_ms=60_000,
+        subscribed_topic_names=["some"],
+        topic_partitions=[],
+    )
+    member: dict[str, Any] = {"group_id": "stale", "member_id": "m"}
+    assert client.get(join, 1, ConsumerGroupHeartbeatResponse).error_code == 0
+    for version, name, code in (
+        (5, "some", ErrorCode.ILLEGAL_GENERATION),
+        (6, "", ErrorCode.STALE_MEMBER_EPOCH),
+    ):
+        ((_, found),) = commit(
+            (one, name, {0: ""}), version=version, generation_id_or_member_epoch=77, **member
+        )
+        assert found == [(0, code)]
 
 
 # Streams groups (KIP-1331, KIP-1357)

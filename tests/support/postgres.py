@@ -16,6 +16,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Self
+from urllib.request import Request, urlopen
 
 from ottla.testing.cluster_plan import free_ports
 from tests.support import kafka_libs
@@ -120,11 +121,24 @@ class PostgresServer:
 
 
 class Connect:
-    """Kafka Connect, alone, with Debezium's connector for a server. What it has sent is in a file beside."""
+    """Kafka Connect with Debezium's connector for a server: alone, and what it has sent is in a file beside;
+    or a worker of a group, which notes it in a topic, by the transactions in which it sends (`exactly_once`).
+    Such a worker has the connector once it was given to it (`is_configured`).
+    """
 
-    def __init__(self, directory: Path, bootstrap: str, server: PostgresServer, prefix: str) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        bootstrap: str,
+        server: PostgresServer,
+        prefix: str,
+        *,
+        exactly_once: bool = False,
+    ) -> None:
         self._directory = directory
+        self._exactly_once = exactly_once
         (port,) = free_ports(1)
+        self._address = f"http://127.0.0.1:{port}"
         directory.mkdir()
         worker = {
             "bootstrap.servers": bootstrap,
@@ -132,10 +146,16 @@ class Connect:
             "value.converter": "org.apache.kafka.connect.json.JsonConverter",
             "key.converter.schemas.enable": "false",
             "value.converter.schemas.enable": "false",
-            "offset.storage.file.filename": f"{directory}/offsets",
             "offset.flush.interval.ms": "500",
-            "listeners": f"http://127.0.0.1:{port}",
+            "listeners": self._address,
         }
+        if exactly_once:
+            worker |= {"group.id": f"{prefix}-connect", "exactly.once.source.support": "enabled"}
+            for kind in ("config", "offset", "status"):
+                worker[f"{kind}.storage.topic"] = f"{prefix}-connect-{kind}"
+                worker[f"{kind}.storage.replication.factor"] = "1"
+        else:
+            worker["offset.storage.file.filename"] = f"{directory}/offsets"
         connector = {
             "name": prefix,
             "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
@@ -151,7 +171,11 @@ class Connect:
             "topic.prefix": prefix,
         }
         self._write("worker.properties", worker)
-        self._write("connector.properties", connector)
+        if exactly_once:
+            connector["exactly.once.support"] = "required"
+        else:
+            self._write("connector.properties", connector)
+        self._connector = connector
         (directory / "log4j2.json").write_text(json.dumps(_LOGGING))
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -170,12 +194,30 @@ class Connect:
         command = [kafka_libs.java(), "-Xmx256m", "-XX:+UseSerialGC", "-XX:TieredStopAtLevel=1"]
         command += [f"-Dlog4j2.configurationFile={self._directory}/log4j2.json"]
         command += ["-cp", kafka_libs.classpath(kafka_libs.DEBEZIUM)]
-        command += ["org.apache.kafka.connect.cli.ConnectStandalone"]
-        command += [f"{self._directory}/{name}.properties" for name in ("worker", "connector")]
+        kind, files = (
+            ("Distributed", ["worker"]) if self._exactly_once else ("Standalone", ["worker", "connector"])
+        )
+        command += [f"org.apache.kafka.connect.cli.Connect{kind}"]
+        command += [f"{self._directory}/{name}.properties" for name in files]
         with (self._directory / "connect.log").open("ab") as log:
             self._process = subprocess.Popen(
                 command, stdout=log, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL, cwd=self._directory
             )
+
+    def is_configured(self) -> bool:
+        """Give the connector to the worker; False if that does not take it yet."""
+        self.check()
+        request = Request(
+            f"{self._address}/connectors/{self._connector['name']}/config",
+            json.dumps(self._connector).encode(),
+            {"Content-Type": "application/json"},
+            method="PUT",
+        )
+        try:
+            with urlopen(request, timeout=_SECONDS):
+                return True
+        except OSError:
+            return False
 
     def kill(self) -> None:
         if self._process is not None:

@@ -41,7 +41,7 @@ from ottla.protocol.messages.share_group_heartbeat import (
 )
 
 GROUP_RESOURCE = 32
-ACCEPT, RELEASE = 1, 2
+ACCEPT = 1
 MAX_WAIT_MS = 500
 RUN_S = 300.0
 
@@ -130,15 +130,15 @@ class ShareMember:
                 acquired += [(each.first_offset, each.last_offset) for each in part.acquired_records]
         return acquired
 
-    async def accept(self, ranges: Ranges, type: int = ACCEPT) -> None:
-        """Accept what was acquired, or release it, without more."""
+    async def accept(self, ranges: Ranges) -> None:
+        """Accept what was acquired, without more."""
         if not ranges:
             return
         partition = AcknowledgePartition(
             partition_index=0,
             acknowledgement_batches=[
                 share_acknowledge.AcknowledgementBatch(
-                    first_offset=first, last_offset=last, acknowledge_types=[type]
+                    first_offset=first, last_offset=last, acknowledge_types=[ACCEPT]
                 )
                 for first, last in ranges
             ],
@@ -233,19 +233,6 @@ class ShareCrowd:
             read += _size(more) if begin is not None else 0
         assert begin is not None
         return read / (time.perf_counter() - begin)
-
-    def give_back(self, count: int, at_a_time: int, type: int) -> int:
-        """Have a member acknowledge all that it gets, until there were `count` records."""
-        return self._run(self._give_back(count, at_a_time, type))
-
-    async def _give_back(self, count: int, at_a_time: int, type: int) -> int:
-        (member,) = self.members
-        done = 0
-        while done < count:
-            acquired = await member.fetch(at_a_time, [])
-            await member.accept(acquired, type)
-            done += _size(acquired)
-        return done
 
     def close(self) -> None:
         async def end() -> None:

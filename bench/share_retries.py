@@ -2,9 +2,9 @@
 that wait.
 
 Both groups are of one node, and accept all that they get: with retries enabled and not used throughput should
-be 0.95 of that without. Then records wait for an hour: what they cost a node meanwhile, and what a million of
-them take of memory. A share partition has 10,000 at most, so these are in a hundred, once released in batches
-of ten and once one by one, each with a time of its own. Run it by `python -m bench share-retries`.
+be 0.95 of that without. Then a million records wait for an hour, in a hundred partitions, as each has 10,000
+in delivery at most: what they cost a running node, and what they take of memory by themselves, once released
+in batches of ten and once one by one, each with a time of its own. Run it by `python -m bench share-retries`.
 """
 
 from __future__ import annotations
@@ -16,14 +16,17 @@ import time
 import tracemalloc
 from collections.abc import Iterator
 
+from confluent_kafka import Producer
+
 from bench import loads
 from bench.brokers import Broker, ottla
 from bench.harness import Row, fewer, scaled
-from bench.share_members import RELEASE, ShareCrowd
+from bench.share_members import ShareCrowd
 from bench.versus import TICK_S
-from ottla.blocking import Admin
+from ottla.blocking import Admin, ShareConsumer
 from ottla.client.admin.configs import ResourceType
 from ottla.node.share.share_partition import LogBatch, ShareGroupSettings, SharePartition
+from ottla.protocol.names import TopicPartition
 from ottla.protocol.share import AcknowledgeType, ShareAcquireMode
 
 WITHOUT = "without retries"
@@ -88,14 +91,50 @@ def _throughput(node: Broker) -> Iterator[Row]:
 
 
 def _waiting(node: Broker) -> Iterator[Row]:
-    loads.create(node, "late")
-    loads.producing(node, "late", 100, AT_ONCE, batch_num_messages=AT_A_TIME)()
-    with contextlib.closing(_crowd(node, "late", 1, _HOUR_MS)) as crowd:
-        idle_before = _idle_percent(node)
-        crowd.give_back(AT_ONCE, 1_000, RELEASE)
-        idle = _idle_percent(node)
-    before = "before they waited"
-    yield fewer(f"CPU while {AT_ONCE:,} records wait", "% of a core", idle, idle_before, before, "as before")
+    """A million records that wait on a running node, whose one member takes them all, releases them as it got
+    them, and asks for no more.
+    """
+    partitions = WAITING // AT_ONCE
+    loads.create(node, "late", partitions=partitions)
+    producer = Producer({"bootstrap.servers": node.bootstrap, "queue.buffering.max.messages": 2 * AT_ONCE})
+    for partition in range(partitions):
+        messages = [
+            {"value": value} for value in itertools.islice(itertools.cycle(loads.values(100)), AT_ONCE)
+        ]
+        assert producer.produce_batch("late", messages, partition=partition) == AT_ONCE
+        producer.flush()
+    with Admin(node.bootstrap) as admin:
+        settings = {"share.retry.backoff.ms": str(_HOUR_MS), "share.auto.offset.reset": "earliest"}
+        admin.configs.alter(ResourceType.GROUP, "late", set=settings)
+    with ShareConsumer(
+        node.bootstrap,
+        group_id="late",
+        share_acknowledgement_mode="explicit",
+        max_poll_records=AT_ONCE,
+        max_poll_interval_ms=_HOUR_MS,
+    ) as consumer:
+        consumer.subscribe("late")
+        released = 0
+        first = consumer.poll(timeout_ms=60_000)
+        idle_before, memory_before = _idle_percent(node), node.resident_megabytes()
+        for records in itertools.chain([first], iter(lambda: consumer.poll(timeout_ms=60_000), [])):
+            for record in records:
+                consumer.acknowledge(record, AcknowledgeType.RELEASE)
+            consumer.commit()
+            released += len(records)
+            if released >= WAITING:
+                break
+        with Admin(node.bootstrap) as admin:
+            places = {TopicPartition("late", partition): 0 for partition in range(partitions)}
+            assert (
+                sum(admin.groups.share_records("late", places, at_most=0).waiting.values())
+                == released
+                == WAITING
+            )
+        idle, memory = _idle_percent(node), node.resident_megabytes() - memory_before
+    what = f"{WAITING:,} records wait"
+    yield fewer(f"CPU while {what}", "% of a core", idle, idle_before, "before they waited", "as before")
+    yield fewer(f"resident memory of a node, {what}", "MB", memory, None, "–", "≤ 250")
 
 
 def _idle_percent(node: Broker) -> float:

@@ -599,7 +599,7 @@ class JobsChurn(Administrator):
             if topic is not None and len(topic.partitions) < 3 and random.random() < 0.2:
                 await admin.topics.add_partitions(letters, len(topic.partitions) + 1)
                 self.count("more partitions for dead letters")
-            if topic is not None and random.random() < 0.3:
+            if topic is not None and random.random() < 0.6:
                 setting = {"errors.deadletterqueue.topic.name": letters}
                 await admin.configs.alter(ResourceType.GROUP, SHARE_GROUP, set=setting)
                 self.count("a topic for dead letters")

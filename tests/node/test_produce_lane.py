@@ -6,6 +6,7 @@ the files are the same, for plain requests, unusual ones and damaged ones.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import random
@@ -17,15 +18,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.principals import ADMIN, client_of, own_settings
 from tests.support.waiting import wait_until
 from tests.support.wire import WireClient, create_topic, produce_request
 
 from ottla.node.api.handlers import produce
 from ottla.node.api.handlers.produce import ProduceReply
+from ottla.protocol.acl import AclOperation, AclPermissionType, AclResourceType, PatternType
 from ottla.protocol.api import API, API_VERSIONS
 from ottla.protocol.errors import ErrorCode
 from ottla.protocol.headers import read_response, request_parts
 from ottla.protocol.messages.api_versions import ApiVersionsRequest
+from ottla.protocol.messages.create_acls import AclCreation, CreateAclsRequest, CreateAclsResponse
 from ottla.protocol.messages.init_producer_id import InitProducerIdRequest, InitProducerIdResponse
 from ottla.protocol.messages.produce import (
     PartitionProduceData,
@@ -34,7 +38,7 @@ from ottla.protocol.messages.produce import (
     TopicProduceData,
 )
 from ottla.records.builder import build_batch
-from ottla.records.types import Codec
+from ottla.records.types import FIRST_BROKER_PRODUCER_ID, Codec
 from ottla.runtime import disk
 from ottla.security.authorizer.audit_log import LOGGER_NAME
 from ottla.security.authorizer.standard_authorizer import CLASS_NAME
@@ -306,6 +310,59 @@ def test_what_is_allowed_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptur
                 )
     lines = [record.getMessage() for record in caplog.records]
     assert sum("is Allowed operation = WRITE" in line for line in lines) == 2, lines
+
+
+@pytest.mark.slow
+def test_a_writer_of_a_topic_does_not_pass_for_a_broker(
+    tmp_path: Path, left_to_python: Counter[bool]
+) -> None:
+    """Also where the broker's batch would be the next one of a producer that the partition knows."""
+    own_id = 7
+    broker_id = FIRST_BROKER_PRODUCER_ID | own_id
+    settings = {**own_settings(["alice"]), **LANE, "log.dirs": str(tmp_path / "data")}
+    with (
+        LocalNode(settings) as node,
+        client_of(node.bootstrap_servers, ADMIN) as admin,
+        client_of(node.bootstrap_servers, "alice") as alice,
+    ):
+        create_topic(admin, "plain", 1)
+        may_write = AclCreation(
+            resource_type=AclResourceType.TOPIC,
+            resource_name="plain",
+            resource_pattern_type=PatternType.LITERAL,
+            principal="User:alice",
+            host="*",
+            operation=AclOperation.WRITE,
+            permission_type=AclPermissionType.ALLOW,
+        )
+        made = admin.get(CreateAclsRequest(creations=[may_write]), 3, CreateAclsResponse)
+        assert made.results[0].error_code == 0
+
+        def produce_as(client: WireClient, producer_id: int, sequence: int) -> ErrorCode:
+            batch = build_batch(
+                [(int(time.time() * 1000), None, b"value")],
+                producer_id=producer_id,
+                producer_epoch=0,
+                base_sequence=sequence,
+            )
+            data = TopicProduceData(
+                name="plain", partition_data=[PartitionProduceData(index=0, records=batch)]
+            )
+            response = client.get(ProduceRequest(acks=-1, topic_data=[data]), 9, ProduceResponse)
+            return ErrorCode(response.responses[0].partition_responses[0].error_code)
+
+        for sequence in range(2):
+            assert produce_as(admin, broker_id, sequence) is ErrorCode.NONE
+        sequences = itertools.count()
+
+        def is_taken_by_the_lane() -> bool:
+            before = left_to_python[True]
+            assert produce_as(alice, own_id, next(sequences)) is ErrorCode.NONE
+            return left_to_python[True] == before
+
+        wait_until(is_taken_by_the_lane)  # it takes none as long as the node makes logs
+        assert produce_as(alice, broker_id, 2) is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+        assert produce_as(admin, broker_id, 2) is ErrorCode.NONE
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.builder import build_batch
 from ottla.records.control import ControlType, EndTransactionMarker, build_end_transaction_marker
 from ottla.records.validation import AppendOrigin
+from ottla.runtime.disk import write_file
 from ottla.sim.disk import SimCrash
 from tests.log.test_remote_log import REMOTE
 from tests.support.log_harness import LogHarness
@@ -229,6 +230,25 @@ def test_a_log_that_has_lost_its_producers_says_so_and_takes_them_from_remote_st
     assert lab.log.begin_restoring_producers(known).finish()
     lab.crash()
     check_transaction_is_known(lab)
+
+
+def test_an_end_that_may_not_be_replicated_is_not_shown_without_the_snapshot_before_it() -> None:
+    """The newest snapshot knows nothing of it, and what was open before it is known by the damaged one."""
+    lab = lab_with_open_transaction()
+    copy(lab)
+    first, end = lab.log.segments[0].base_offset, lab.log.log_end_offset
+    known = lab.log.producer_snapshot_at(first)
+    abort(lab)
+    lab.close()
+    for offset in lab.log.producer_snapshots.offsets[:-1]:
+        write_file(lab.disk, lab.log.producer_snapshots.path(offset), b"rotten")
+    log = lab.reload(clean=True, high_watermark=end)
+    assert log.last_stable_offset == log.log_start_offset == 0
+    assert log.lacks_producers
+    assert log.begin_restoring_producers(known).finish()
+    assert log.first_unstable_offset == log.last_stable_offset == 0
+    log.update_high_watermark(log.log_end_offset)
+    assert log.last_stable_offset == log.log_end_offset
 
 
 def test_a_truncation_below_the_disk_lacks_the_producers_before() -> None:

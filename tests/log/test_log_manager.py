@@ -21,7 +21,9 @@ from ottla.log.segment.file_names import segment_file_name
 from ottla.log.unified_log import UnifiedLog
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition
+from ottla.records.batch import set_offset_and_epoch
 from ottla.records.builder import build_batch
+from ottla.records.control import ControlType, EndTransactionMarker, build_end_transaction_marker
 from ottla.runtime.disk import Disk, RealDisk, read_file, remove_tree, write_file
 from ottla.runtime.pool import InlinePool, Pool, ThreadPool
 from ottla.runtime.random import SeededRandom
@@ -92,6 +94,50 @@ class Node:
     async def crash(self) -> LogManager:
         self.sim_disk.crash()
         return await self.start()
+
+
+async def test_what_is_not_stable_is_found_before_a_log_is_served() -> None:
+    """The batches between the high watermark and the snapshot of the producers are read while logs are
+    loaded, in the pool, and not by the first reader on the event loop.
+    """
+    node = Node()
+    await node.start()
+    log = node.log()
+    now_ms = node.clock.wall_ms()
+    for producer_id in (7, 8):
+        batch = build_batch(
+            [(now_ms, None, b"x")],
+            producer_id=producer_id,
+            producer_epoch=0,
+            base_sequence=0,
+            transactional=True,
+        )
+        log.append_as_follower(batch_at(batch, log.log_end_offset), 0, now_ms=now_ms)
+    log.update_high_watermark(1)
+    await node.manager.checkpoint_high_watermarks()
+    for producer_id in (7, 8):
+        marker = build_end_transaction_marker(
+            EndTransactionMarker(ControlType.COMMIT, 0),
+            producer_id=producer_id,
+            producer_epoch=0,
+            timestamp=now_ms,
+        )
+        log.append_as_follower(batch_at(marker, log.log_end_offset), 0, now_ms=now_ms)
+    await node.manager.shutdown(broker_epoch=9)
+    await node.start()
+    log = node.log()
+    before = len(node.sim_disk.trace.entries())
+    assert (log.high_watermark, log.last_stable_offset) == (1, 0)
+    log.update_high_watermark(3)
+    assert log.last_stable_offset == 1
+    assert len(node.sim_disk.trace.entries()) == before
+
+
+def batch_at(batch: bytes, offset: int) -> bytes:
+    """A batch as a leader sends it to its followers."""
+    placed = bytearray(batch)
+    set_offset_and_epoch(placed, 0, offset, 0)
+    return bytes(placed)
 
 
 async def test_logs_come_back_after_a_clean_shutdown() -> None:

@@ -18,6 +18,7 @@ import logging
 import posixpath
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -289,8 +290,13 @@ class LogManager:
 
         async def load_parts() -> None:
             for part in parts:
-                for loaded in await self._pool.run(load_part, directory, part, options):
-                    self._take_in(directory, loaded, contents.high_watermarks)
+                loaded = await self._pool.run(load_part, directory, part, options)
+                for each in loaded:
+                    self._take_in(directory, each, contents.high_watermarks)
+                logs = [each.result for each in loaded if isinstance(each.result, UnifiedLog)]
+                behind = [log for log in logs if log.high_watermark < log.log_end_offset]
+                if behind:
+                    await self._pool.run(_find_unstable, behind)
 
         # Loading after a crash waits for the disk most of the time, so that threads help; after a clean
         # shutdown there is little to wait for.
@@ -1074,6 +1080,13 @@ def _rename_durably(disk: Disk, src: str, dst: str) -> None:
 def _partition_of(path: str) -> TopicPartition:
     """The partition of a directory; with a topic that was cut, where the name would have been too long."""
     return parse_dir_name(posixpath.basename(path))[0]
+
+
+def _find_unstable(logs: Iterable[UnifiedLog]) -> None:
+    """Find the transactions that are not stable yet, in any thread. Who reads a log meets an error again."""
+    for log in logs:
+        with suppress(KafkaError):
+            log.find_unstable()
 
 
 def _create_all(

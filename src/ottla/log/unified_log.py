@@ -589,13 +589,21 @@ class UnifiedLog:
         self._producer_state = state
         return state
 
+    def find_unstable(self) -> None:
+        """Find the transactions that end between the high watermark and the snapshot of the producers: a
+        snapshot does not know them. In any thread, and before the log is used, as that reads the batches
+        between. Without it the first reader waits for that.
+        """
+        if self.high_watermark < self.log_end_offset:
+            self._producers_with_unstable()
+
     def _producers_with_unstable(self) -> ProducerStateManager:
         """The producer state, with the transactions that end between the high watermark and the snapshot that
         it was loaded from. They matter where readers ask: a follower's high watermark has passed them soon.
         """
         state = self.producer_state_manager
         is_settled = self._truncation is None and not self.is_closed
-        if state.loaded_at > self.high_watermark > self.log_start_offset and is_settled:
+        if state.loaded_at > self.high_watermark and is_settled:
             with self._guard("reading the ends of transactions"):
                 self._find_unstable(state)
             state.loaded_at = 0
@@ -611,8 +619,9 @@ class UnifiedLog:
         before = self._new_producer_state()
         try:
             start = self._load_newest_snapshot(before, start)
-        except KafkaError as error:
-            _log.warning("transactions may count as stable before their ends are replicated: %s", error)
+        except KafkaError:
+            # Open transactions below may have ended above. What remote storage knows of them is replayed.
+            self._note_lack_of_producers(True)
             return
         for batch in batches_between(segments, start, end):
             before.replay([batch])

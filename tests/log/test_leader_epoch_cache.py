@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ottla.log.leader_epoch_cache import EpochEntry, LeaderEpochCache
+from ottla.log.leader_epoch_cache import EpochEntry, LeaderEpochCache, leader_epochs_of_batches
+from tests.support.log_harness import LogHarness
 
 Batches = list[tuple[int, int]]  # (base offset, epoch), both ascending
 
@@ -141,3 +143,27 @@ def test_an_empty_log_remembers_the_epoch_of_its_last_records() -> None:
     assert reloaded.latest_epoch == 3
     reloaded.fit(40, 50)
     assert reloaded.latest_epoch is None
+
+
+@pytest.mark.parametrize(
+    ("epochs", "expected"),
+    [
+        ([5, 5, 5, 7, 7], [(5, 0), (7, 3)]),
+        ([5, 5, 69, 5, 7], [(5, 0), (7, 4)]),
+        ([5, 5, 1, 5, 7], [(5, 0), (7, 4)]),
+        ([69, 5, 5, 7, 7], [(5, 1), (7, 3)]),
+        ([5, 7, 7, 7, 1], [(5, 0), (7, 1)]),
+        ([5, 5, 7, -9, 7], [(5, 0), (7, 2)]),
+    ],
+)
+def test_of_epochs_of_batches_that_fall_the_most_that_agree_are_believed(
+    epochs: list[int], expected: Batches
+) -> None:
+    lab = LogHarness()
+    for epoch in sorted(epochs):
+        lab.put(b"x", epoch=max(epoch, 0))
+    (segment,) = lab.log.segments
+    file = lab.disk.open(segment.path(".log"))
+    for epoch, (position, _) in zip(epochs, list(segment.headers())):
+        file.pwrite(epoch.to_bytes(4, "big", signed=True), position + 12)
+    assert [tuple(each) for each in leader_epochs_of_batches([segment]).entries] == expected

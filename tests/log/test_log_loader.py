@@ -136,13 +136,14 @@ def test_everything_that_follows_from_the_batches_is_rebuilt() -> None:
 
 
 def test_a_damaged_offset_does_not_pass_for_the_end_of_what_was_synced() -> None:
-    """The offset of a batch is not in its checksum."""
+    """The offset of a batch is not in its checksum. What is in it has to be damaged too, or it is mended."""
     lab = filled()
     lab.log.flush()
     lab.checkpoint()
     size = lab.log.active_segment.size // 10
-    damage(lab, lab.log.active_segment.path(".log"), 4 * size + 4, b"\x01")
-    with pytest.raises(CorruptLog, match=f"position {4 * size}, after offset 3: the offsets 16777220 to"):
+    damage(lab, lab.log.active_segment.path(".log"), 9 * size + 4, b"\x01")
+    damage(lab, lab.log.active_segment.path(".log"), 10 * size - 1)
+    with pytest.raises(CorruptLog, match=f"position {9 * size}, after offset 8: "):
         lab.reload()
 
 

@@ -4,17 +4,22 @@ exactly the records that are damaged.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from random import Random
 
 import pytest
 
 from ottla.log.config.log_config import LogConfig
+from ottla.log.log_loader import report_damage
+from ottla.log.log_repair import find_damage
 from ottla.log.segment.walk import CorruptBatch
+from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.records.batch import iter_offsets
 from tests.log.test_log_loader import FIRST, damage
-from tests.support.log_harness import LogHarness, all_batches
+from tests.support.log_harness import PARTITION, LogHarness, all_batches, check_log
 
 BATCHES = 16
+END = 31
 
 
 def closed_log(index_interval_bytes: int) -> tuple[LogHarness, dict[int, bytes]]:
@@ -102,6 +107,76 @@ def test_a_flipped_base_offset_of_the_last_batch_is_not_served(bit: int) -> None
         with pytest.raises(CorruptBatch):
             lab.log.read(9, 10_000, upper_offset=upper)
     assert lab.log.confirm_damage(CorruptBatch(path, last, "a reader met it")) is not None
+
+
+# Recovery
+
+
+UNPROTECTED = range(17)
+"""Base offset, length, leader epoch and magic of a batch: no checksum covers them."""
+
+
+def rot_headers(every: bool, *, checkpointed: bool) -> Iterator[tuple[LogHarness, list[bytes], int, int]]:
+    """Flip a bit of one of these bytes of a batch, in a log of two epochs that was synced and not closed; the
+    log, its batches, and number and byte of the one that has rotted.
+    """
+    random = Random(1)
+    for number in range(BATCHES) if every else (0, 3, 4, BATCHES - 1):
+        for byte in UNPROTECTED if every else sorted(random.sample(UNPROTECTED, 4)):
+            lab = LogHarness(LogConfig(segment_bytes=600, index_interval_bytes=0))
+            for n in range(BATCHES):
+                lab.put(*[b"%d" % n + b"x" * 15] * (1 + n % 3), epoch=3 if n < 4 else 4)
+            lab.log.flush()
+            if checkpointed:
+                lab.checkpoint()
+                report_damage(lab.directory, lab.log.dir, KafkaError(ErrorCode.CORRUPT_MESSAGE, "met"))
+            whole = [bytes(data) for _, data in all_batches(lab.log)]
+            places = [
+                (segment.path(".log"), at) for segment in lab.log.segments for at, _ in segment.headers()
+            ]
+            path, position = places[number]
+            flip(lab, path, position + byte, random.randrange(8))
+            yield lab, whole, number, byte
+
+
+def without_epoch(batch: bytes) -> list[bytes]:
+    return [batch[:12] + batch[16:]]
+
+
+EVERY = pytest.mark.parametrize("every", [False, pytest.param(True, marks=pytest.mark.exhaustive)])
+
+
+@EVERY
+def test_recovery_loses_nothing_to_rotten_headers_of_synced_batches(every: bool) -> None:
+    """What is beside a batch says what its header was, and so does the checkpoint of the leader epochs."""
+    for lab, whole, number, byte in rot_headers(every, checkpointed=True):
+        assert find_damage(lab.directory, PARTITION) is None, (number, byte)
+        lab.reload()
+        assert [bytes(data) for _, data in all_batches(lab.log)] == whole, (number, byte)
+        check_log(lab.log)
+
+
+@EVERY
+def test_above_the_recovery_point_a_rotten_header_costs_nothing_that_a_leader_cannot_give_back(
+    every: bool,
+) -> None:
+    for lab, whole, number, byte in rot_headers(every, checkpointed=False):
+        log = lab.reload()
+        if number == BATCHES - 1:
+            if byte in range(8) and log.log_end_offset > END:
+                # Nothing behind it contradicts its offset: it is fetched again.
+                assert log.doubtful_from is not None, (number, byte)
+                log.truncate_to(log.doubtful_from)
+            # Nor a new epoch; the next leader does.
+            log.check_leader_epochs(4)
+            assert log.mend_headers()
+        left = [bytes(data) for _, data in all_batches(log)]
+        if number == 0 and byte in range(12, 16):
+            # Before it there is none, so an older epoch contradicts nothing: the leader's epochs do.
+            left[:1], whole[:1] = (without_epoch(each[0]) for each in (left, whole))
+        assert left == whole[: len(left)], (number, byte)
+        assert len(left) == BATCHES or number == BATCHES - 1, (number, byte)
+        check_log(log)
 
 
 def timed_log() -> LogHarness:

@@ -35,8 +35,9 @@ RECORDS = 50
 APART = {1: "broker", 2: "broker", 3: "broker", 4: "controller"}
 
 
-# The position of the partition leader epoch in the header of a batch.
-EPOCH_AT = 12
+# The positions in the header of a batch: length and partition leader epoch, which no checksum covers, and the
+# base timestamp.
+LENGTH_AT, EPOCH_AT, TIMESTAMP_AT = 8, 12, 27
 
 
 class World:
@@ -283,7 +284,7 @@ def test_a_leader_that_meets_damage_gives_up_and_fetches_again() -> None:
     async def life(world: World) -> None:
         nodes = world.nodes
         leader = world.leader(by=1)
-        flip(world.disk(leader), LOG, second_batch_length(world.disk(leader)))
+        flip(world.disk(leader), LOG, second_batch(world.disk(leader)) + LENGTH_AT)
         with pytest.raises(KafkaError):
             world.log(leader).read(1, 1000)
         other = next(id for id in (1, 2, 3) if id != leader)
@@ -299,7 +300,7 @@ def test_a_log_that_is_alone_serves_what_can_be_read() -> None:
     async def life(world: World) -> None:
         nodes = world.nodes
         (id,) = nodes.partition("orders", by=1).replicas
-        flip(world.disk(id), LOG, second_batch_length(world.disk(id)))
+        flip(world.disk(id), LOG, second_batch(world.disk(id)) + TIMESTAMP_AT)
         with pytest.raises(KafkaError):
             world.log(id).read(1, 1000)
         await asyncio.sleep(10)
@@ -311,13 +312,74 @@ def test_a_log_that_is_alone_serves_what_can_be_read() -> None:
     World(replicas=1).run(life)
 
 
+@pytest.mark.parametrize("at", [0, LENGTH_AT, EPOCH_AT])
+def test_a_log_that_is_alone_mends_the_header_of_a_batch_that_is_whole(at: int) -> None:
+    async def life(world: World) -> None:
+        nodes = world.nodes
+        (id,) = nodes.partition("orders", by=1).replicas
+        whole = all_batches(world.log(id))
+        flip(world.disk(id), LOG, second_batch(world.disk(id)) + at)
+        with pytest.raises(KafkaError):
+            world.log(id).read(1, 1)
+        await nodes.until(lambda: not any(world.log(id).damage_of(world.log(id).segments[0])))
+        assert all_batches(world.log(id)) == whole
+        assert world.aside(id) == []
+
+    World(replicas=1).run(life)
+
+
+def test_a_follower_whose_last_batch_has_an_epoch_that_no_leader_had_is_fetched_again() -> None:
+    """What was not known to be synced may have been of a new epoch: its leader says that there was none."""
+
+    async def life(world: World) -> None:
+        nodes = world.nodes
+        leader = world.leader(by=1)
+        follower = next(id for id in (1, 2, 3) if id != leader)
+        last = [position for position, _ in world.log(follower).segments[0].headers()][-1]
+        await nodes.stop(follower)
+        flip(world.disk(follower), LOG, last + EPOCH_AT + 1)
+        world.disk(follower).unlink(f"/data/{checkpoints.RECOVERY_POINTS}")
+        end_uncleanly(world.disk(follower))
+        nodes.boot(follower)
+        await nodes.ready(follower)
+        await world.produce(leader, 5)
+        await world.all_in_sync(by=leader)
+        await nodes.until(lambda: world.same_everywhere(RECORDS + 5))
+        assert all_batches(world.log(follower)) == all_batches(world.log(leader))
+        assert len(world.aside(follower)) == 1
+
+    World().run(life)
+
+
+def test_a_follower_whose_last_batch_may_have_another_offset_fetches_it_again() -> None:
+    """Above what is known to be synced nothing contradicts it. The leader has records at that offset too."""
+
+    async def life(world: World) -> None:
+        nodes = world.nodes
+        leader = world.leader(by=1)
+        follower = next(id for id in (1, 2, 3) if id != leader)
+        last = [position for position, _ in world.log(follower).segments[0].headers()][-1]
+        await nodes.stop(follower)
+        await world.produce(leader, 250)
+        flip(world.disk(follower), LOG, last + 7)
+        world.disk(follower).unlink(f"/data/{checkpoints.RECOVERY_POINTS}")
+        end_uncleanly(world.disk(follower))
+        nodes.boot(follower)
+        await nodes.ready(follower)
+        await world.all_in_sync(by=leader)
+        await nodes.until(lambda: world.same_everywhere(RECORDS + 250))
+        assert not world.aside(follower)
+
+    World().run(life)
+
+
 def test_a_log_that_was_alone_is_fetched_again_once_another_replica_is_in_sync() -> None:
     async def life(world: World) -> None:
         nodes = world.nodes
         for id in (1, 2):
             await nodes.stop(id)
         await nodes.until(lambda: world.isr(by=4) == [3])
-        flip(world.disk(3), LOG, second_batch_length(world.disk(3)))
+        flip(world.disk(3), LOG, second_batch(world.disk(3)) + TIMESTAMP_AT)
         with pytest.raises(KafkaError):
             world.log(3).read(1, 1000)
         await asyncio.sleep(10)
@@ -334,9 +396,9 @@ def test_a_log_that_was_alone_is_fetched_again_once_another_replica_is_in_sync()
     World(roles=APART).run(life)
 
 
-def second_batch_length(disk: SimDisk) -> int:
-    """The position of the length of the second batch, in its highest byte."""
-    return 12 + int.from_bytes(disk.open(LOG, writable=False).pread(4, 8)) + 8
+def second_batch(disk: SimDisk) -> int:
+    """The position of the second batch."""
+    return 12 + int.from_bytes(disk.open(LOG, writable=False).pread(4, LENGTH_AT))
 
 
 @pytest.mark.parametrize("size", [0, 100, 1000])

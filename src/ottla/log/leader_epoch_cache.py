@@ -51,7 +51,7 @@ class EpochWrite(NamedTuple):
 
 
 class LeaderEpochCache:
-    __slots__ = ("_entries", "_planned_writes", "_written", "is_of_batches", "latest_epoch")
+    __slots__ = ("_entries", "_planned_writes", "_written", "is_of_batches", "is_sealed", "latest_epoch")
 
     def __init__(self, entries: Iterable[tuple[int, int]] = ()) -> None:
         """Take the entries of the file."""
@@ -66,6 +66,8 @@ class LeaderEpochCache:
         self._written: tuple[EpochEntry, ...] | None = self.entries
         # True if the entries are those of the batches, whatever the file said.
         self.is_of_batches = False
+        # True if they were read from a file that has their checksums.
+        self.is_sealed = False
 
     @property
     def entries(self) -> tuple[EpochEntry, ...]:
@@ -155,6 +157,16 @@ class LeaderEpochCache:
             del self._entries[at:]
             self._on_changed()
 
+    def remove_above(self, epoch: int) -> int | None:
+        """Forget the epochs above `epoch`; where the first of them started, None if there was none."""
+        at = bisect_right(self._entries, epoch, key=_epoch)
+        if at == len(self._entries):
+            return None
+        start_offset = self._entries[at].start_offset
+        del self._entries[at:]
+        self._on_changed()
+        return start_offset
+
     def truncate_from_start(self, start_offset: int) -> None:
         """Forget the epochs that ended at or below `start_offset`; the one it lies in starts there from now
         on.
@@ -242,7 +254,7 @@ def _below(entries: Sequence[EpochEntry], end_offset: int) -> list[EpochEntry]:
     return [entry for entry in entries if entry.start_offset < end_offset]
 
 
-def _epoch(entry: EpochEntry) -> int:
+def _epoch(entry: EpochEntry | _Run) -> int:
     return entry.epoch
 
 
@@ -252,36 +264,95 @@ def _start_offset(entry: EpochEntry) -> int:
 
 def read_leader_epochs(disk: Disk, dir: str, segments: Sequence[LogSegment]) -> LeaderEpochCache:
     """Read the leader epochs of the checkpoint; where that is damaged, empty or lost, of the batches."""
+    path = posixpath.join(dir, LEADER_EPOCH_CHECKPOINT)
     try:
-        entries = read_epochs(disk, posixpath.join(dir, LEADER_EPOCH_CHECKPOINT))
+        data = _read_if_exists(disk, path)
+        entries = _decode_epochs(data, path)
     except CorruptCheckpoint as error:
         _log.error("the leader epochs are read from the log, as their file is damaged: %s", error)
         return leader_epochs_of_batches(segments, is_file_known=False)
-    return LeaderEpochCache(entries) if entries else leader_epochs_of_batches(segments)
+    if not entries:
+        return leader_epochs_of_batches(segments)
+    cache = LeaderEpochCache(entries)
+    cache.is_sealed = data == encode_epochs(cache.entries)
+    return cache
+
+
+class _Run:
+    """Batches of one leader epoch, one after another."""
+
+    __slots__ = ("agreeing", "batches", "before", "epoch", "start_offset")
+
+    def __init__(self, epoch: int, start_offset: int) -> None:
+        self.epoch = epoch
+        self.start_offset = start_offset
+        self.batches = 0
+        # The most batches up to here whose epochs do not fall, and the run before this one among them.
+        self.agreeing = 0
+        self.before: _Run | None = None
 
 
 def leader_epochs_of_batches(
     segments: Iterable[LogSegment], *, is_file_known: bool = True
 ) -> LeaderEpochCache:
-    """Read the leader epochs of all batches. The next flush replaces the file, unless it `is_file_known` to
-    be empty, and rightly so.
+    """Read the leader epochs of all batches. No checksum covers them, but they never fall: where they do, the
+    most batches that agree are believed. The next flush replaces the file, unless it `is_file_known` to be
+    empty, and rightly so.
     """
-    epochs = LeaderEpochCache()
+    runs: list[_Run] = []
+    end_offset = 0
     for segment in segments:
         for _, header in segment.headers():
-            epochs.reconcile(header.leader_epoch, header.base_offset)
+            if not runs or runs[-1].epoch != header.leader_epoch:
+                runs.append(_Run(header.leader_epoch, max(header.base_offset, end_offset)))
+            runs[-1].batches += 1
+            end_offset = header.next_offset
+    epochs = LeaderEpochCache()
+    for run in _most_agreeing(runs):
+        if run.epoch >= 0:
+            epochs.assign(run.epoch, run.start_offset)
     epochs.is_of_batches = True
     if not is_file_known:
         epochs.forget_file()
     return epochs
 
 
+def _most_agreeing(runs: Sequence[_Run]) -> Sequence[_Run]:
+    """Those of the runs whose epochs do not fall and that have the most batches."""
+    if all(one.epoch < other.epoch for one, other in pairwise(runs)):
+        return runs
+    best: list[_Run] = []  # epochs and batches ascend
+    for run in runs:
+        at = bisect_right(best, run.epoch, key=_epoch)
+        run.before = best[at - 1] if at else None
+        run.agreeing = run.batches + (run.before.agreeing if run.before is not None else 0)
+        while at < len(best) and best[at].agreeing <= run.agreeing:
+            del best[at]
+        if at and best[at - 1].epoch == run.epoch:
+            at -= 1
+            del best[at]
+        best.insert(at, run)
+    chosen = []
+    last: _Run | None = best[-1]
+    while last is not None:
+        chosen.append(last)
+        last = last.before
+    return chosen[::-1]
+
+
 def read_epochs(disk: Disk, path: str) -> list[tuple[int, int]]:
     """The (epoch, start offset) pairs of a file; none where there is no file."""
+    return _decode_epochs(_read_if_exists(disk, path), path)
+
+
+def _read_if_exists(disk: Disk, path: str) -> bytes:
     try:
-        data = read_file(disk, path)
+        return read_file(disk, path)
     except FileNotFoundError:
-        return []
+        return b""
+
+
+def _decode_epochs(data: bytes, path: str) -> list[tuple[int, int]]:
     epochs = []
     for entry in decode_entries(data, path):
         try:

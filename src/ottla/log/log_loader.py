@@ -17,10 +17,11 @@ from __future__ import annotations
 
 import logging
 import posixpath
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
+from itertools import islice
 from typing import NamedTuple
 
 from ottla.log.config.log_config import LogConfig
@@ -42,16 +43,19 @@ from ottla.log.recovery.interrupted_operations import complete_interrupted_opera
 from ottla.log.segment.file_names import INDEX, LOG, SEGMENT_KINDS, TIME_INDEX, segment_file_name
 from ottla.log.segment.offset_index import MAX_RELATIVE_OFFSET
 from ottla.log.segment.segment import LogSegment
-from ottla.log.segment.walk import CorruptBatch, CorruptLog
-from ottla.log.unified_log import UnifiedLog
+from ottla.log.segment.soundness import Stretch
+from ottla.log.segment.walk import CorruptBatch, CorruptLog, walk_headers
+from ottla.log.unified_log import MAX_OFFSET, UnifiedLog
 from ottla.protocol.errors import KafkaError
 from ottla.protocol.names import TopicPartition
+from ottla.records.types import NO_LEADER_EPOCH
 from ottla.runtime.disk import Disk, is_out_of_space
 
 _log = logging.getLogger(__name__)
 
 _REPAIR = "run `ottla storage repair`, which shows what would be lost and ends the log before the damage"
 
+_ANY_EPOCH = (1 << 31) - 1
 _MIN_PREALLOCATED_BYTES = 4096
 """Smaller indexes look like our own after a crash, which may leave zeros in them too."""
 
@@ -189,6 +193,8 @@ class LogLoader:
         self.checks_all = False
         # True for a log that Apache Kafka has left in a crash; its files follow other rules.
         self.made_by_kafka = False
+        # Where the log would end without its last batch, if there is a gap before that one.
+        self.doubtful_from: int | None = None
 
     def load(self) -> UnifiedLog:
         try:
@@ -286,6 +292,7 @@ class LogLoader:
             lacks_producers=lacks_producers,
             leader_epochs=epochs,
             end_verified=end_verified,
+            doubtful_from=self.doubtful_from,
         )
 
     @property
@@ -329,16 +336,24 @@ class LogLoader:
             self._check_loss(self.dir, 0, self.log_start, "it has no segment")
         first = self._first_to_scan(segments)
         epochs = read_leader_epochs(self.disk, self.dir, segments[:first])
+        first_offset = segments[first].base_offset if segments else 0
+        terms = RecoveryTerms(
+            epochs,
+            first_offset,
+            log_start=self.log_start,
+            # Kafka's followers have gaps, and what a crash has left of its epochs is not exact.
+            recovery_point=0 if made_by_kafka else self.recovery_point,
+        )
         snapshots = ProducerSnapshots(self.disk, self.dir)
         snapshots.remove_stray(segment.base_offset for segment in segments)
         snapshots.doubt_from(self.recovery_point)
         producers = ProducerStateManager(str(self.partition), self.options.producer_config)
         lacks_producers = False
         if segments:
-            self._reload(producers, snapshots, segments, segments[first].base_offset)
+            self._reload(producers, snapshots, segments, first_offset)
             starts_below = self._start_above(segments[0]) < segments[0].base_offset
             lacks_producers = starts_below and snapshots.latest is None
-        end_offset = segments[first].base_offset if segments else 0
+        end_offset = first_offset
         for number in range(first, len(segments)):
             segment = segments[number]
             gap = number > first and segment.base_offset != end_offset
@@ -354,7 +369,8 @@ class LogLoader:
             if number > first and not lacks_producers:
                 producers.map_end_offset = segment.base_offset
                 self._take_snapshot(producers, snapshots)
-            end_offset, complete = self._recover_segment(segment, epochs, producers)
+            later = segments[number + 1 :]
+            end_offset, complete = self._recover_segment(segment, later, epochs, terms, producers)
             if not complete:
                 self._discard(segments, number + 1, end_offset)
                 break
@@ -423,37 +439,38 @@ class LogLoader:
         producers.map_end_offset = end_offset
 
     def _recover_segment(
-        self, segment: LogSegment, epochs: LeaderEpochCache, producers: ProducerStateManager
+        self,
+        segment: LogSegment,
+        later: Sequence[LogSegment],
+        epochs: LeaderEpochCache,
+        terms: RecoveryTerms,
+        producers: ProducerStateManager,
     ) -> tuple[int, bool]:
         """Check every batch, rebuild what follows from them and truncate a torn tail; return the offset after
-        the last good batch, and whether the file ended with it.
+        the last good batch, and whether the file ended with it. `later` are the segments behind it.
         """
         segment.start_rebuild()
         aborted = []
         end_offset = segment.base_offset
         end_position = 0
         damage: CorruptBatch | None = None
-        try:
-            for position, header, buffer, at in segment.batches():
-                if (
-                    not end_offset <= header.base_offset <= header.last_offset
-                    or not segment.fits(header.last_offset)
-                    or self._skips_recovery_point(end_offset, header.next_offset)
-                ):
-                    raise CorruptBatch(
-                        segment.path(LOG),
-                        position,
-                        f"the offsets {header.base_offset} to {header.last_offset} after {end_offset - 1}",
-                    )
+        for stretch in terms.stretches(segment, later, mend=True):
+            if stretch.reason is not None:
+                damage = CorruptBatch(segment.path(LOG), stretch.position, stretch.reason)
+                break
+            for position, header in walk_headers(segment.open_file(), stretch.end, stretch.position):
                 segment.rebuild_from(position, header)
                 epochs.reconcile(header.leader_epoch, header.base_offset)
+                terms.last_epoch = max(terms.last_epoch, header.leader_epoch)
+                is_gap = header.base_offset > max(end_offset, self.log_start)
+                self.doubtful_from = end_offset if is_gap and end_offset >= self.recovery_point else None
                 if header.last_offset >= self.log_start:
-                    marker = end_txn_marker(buffer, at, header) if header.is_control else None
+                    marker = None
+                    if header.is_control:
+                        marker = end_txn_marker(segment.read(position, header.size), 0, header)
                     aborted.extend(producers.replay([(header, marker)]))
                 end_offset = header.next_offset
                 end_position = position + header.size
-        except CorruptBatch as error:
-            damage = error
         segment.end_rebuild()
         segment.txn_index.reset(aborted)
         if self.checks_all and end_offset <= self.recovery_point:
@@ -464,12 +481,6 @@ class LogLoader:
             self._report(segment, damage, end_offset)
             segment.set_size(end_position)
         return end_offset, damage is None
-
-    def _skips_recovery_point(self, end_offset: int, next_offset: int) -> bool:
-        """True if no batch ends at the recovery point, where the log ended once. The offset of a batch is not
-        in its checksum: a damaged one must not pass for the end of everything that was synced.
-        """
-        return max(end_offset, self.log_start) < self.recovery_point < next_offset and not self.made_by_kafka
 
     def _report(self, segment: LogSegment, damage: CorruptBatch, end_offset: int) -> None:
         """Report what is lost with the bytes behind the last good batch, or refuse to lose it."""
@@ -572,3 +583,93 @@ class LogLoader:
             )
         )
         return self.log_start
+
+
+class RecoveryTerms:
+    """What the batches of a log that is being recovered are compared with, beside their checksums and each
+    other: no checksum covers their offsets and leader epochs.
+
+    The epochs of what lies below the recovery point are in their checkpoint, if that is whole; above it they
+    do not fall. A batch ends where the recovery point is.
+    """
+
+    def __init__(
+        self,
+        epochs: LeaderEpochCache,
+        first_offset: int,
+        *,
+        log_start: int,
+        recovery_point: int,
+    ) -> None:
+        """`first_offset` is where the first segment begins that is looked at."""
+        self._epochs = epochs
+        self._log_start = log_start
+        self._recovery_point = recovery_point
+        self._known_below = recovery_point if epochs.is_sealed else first_offset
+        known = epochs.epoch_for_offset(self._known_below - 1)
+        # At most that of the batches that follow.
+        self.last_epoch = NO_LEADER_EPOCH if known is None else known
+        # At least that of the batches of the segment, by what lies behind it.
+        self._greatest_epoch = _ANY_EPOCH
+
+    def span(self, offset: int) -> tuple[int, int, int]:
+        """As `EpochSpans`."""
+        if offset < self._known_below:
+            least, greatest, until = self._epochs.span(offset)
+            return least, greatest, min(until, self._known_below)
+        return self.last_epoch, max(self._greatest_epoch, self.last_epoch), MAX_OFFSET
+
+    def stretches(self, segment: LogSegment, later: Sequence[LogSegment], *, mend: bool) -> Iterator[Stretch]:
+        """The sound stretches of a segment, up to the first damage that cannot be mended, which is the last
+        one. Damage that can be is mended, or without `mend` taken as if it were. `later` are the segments
+        behind it.
+        """
+        end_offset = later[0].base_offset if later else segment.base_offset + MAX_RELATIVE_OFFSET + 1
+        # Of two, as one of them may have rotted.
+        self._greatest_epoch = max(islice(_epochs_of(later), 2), default=_ANY_EPOCH)
+        position, least_offset = 0, segment.base_offset
+        while True:
+            for stretch in segment.stretches(end_offset, self, position=position, least_offset=least_offset):
+                damaged = stretch if stretch.reason is not None else self._first_skip(segment, stretch)
+                if damaged is None:
+                    yield stretch
+                    continue
+                if damaged.position > stretch.position:
+                    yield stretch._replace(end=damaged.position, next_offset=damaged.first_offset)
+                if not later and damaged.first_offset < self._recovery_point < damaged.next_offset:
+                    damaged = damaged._replace(next_offset=self._recovery_point)
+                if mend and segment.mend(damaged, self, self._epochs):
+                    position, least_offset = damaged.position, damaged.first_offset
+                    break
+                next_offset = None if mend else segment.end_once_mended(damaged, self, self._epochs)
+                if next_offset is None:
+                    yield damaged
+                    return
+                yield damaged._replace(next_offset=next_offset, reason=None)
+                position, least_offset = damaged.end, next_offset
+                break
+            else:
+                return
+
+    def _first_skip(self, segment: LogSegment, stretch: Stretch) -> Stretch | None:
+        """The first batch of a sound stretch that skips the recovery point, where the log ended once."""
+        recovery_point = self._recovery_point
+        if stretch.next_offset <= recovery_point:
+            return None
+        end_offset = stretch.first_offset
+        for position, header in walk_headers(segment.open_file(), stretch.end, stretch.position):
+            if max(end_offset, self._log_start) < recovery_point < header.next_offset:
+                reason = f"the offsets {header.base_offset} to {header.last_offset} after {end_offset - 1}"
+                return Stretch(position, position + header.size, end_offset, recovery_point, reason)
+            end_offset = header.next_offset
+            if end_offset >= recovery_point:
+                return None
+        return None
+
+
+def _epochs_of(segments: Sequence[LogSegment]) -> Iterator[int]:
+    """The leader epochs of batches, as far as these can be read."""
+    with suppress(CorruptBatch):
+        for segment in segments:
+            for _, header in segment.headers():
+                yield header.leader_epoch

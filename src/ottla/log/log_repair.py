@@ -17,8 +17,8 @@ from ottla.log.config.log_config import LogConfig
 from ottla.log.directory import checkpoints
 from ottla.log.directory.dir_names import DirKind, dir_name, moved_dir_name, parse_dir_name
 from ottla.log.directory.directory import LogDirectory
-from ottla.log.leader_epoch_cache import LEADER_EPOCH_CHECKPOINT
-from ottla.log.log_loader import CorruptionPolicy, LoadOptions, load_log
+from ottla.log.leader_epoch_cache import LEADER_EPOCH_CHECKPOINT, read_leader_epochs
+from ottla.log.log_loader import CorruptionPolicy, LoadOptions, RecoveryTerms, load_log
 from ottla.log.recovery.damage_report import find_whole_batches
 from ottla.log.segment.file_names import LOG, parse_segment_file
 from ottla.log.segment.segment import LogSegment
@@ -103,18 +103,21 @@ def _find_damage(
         reason = "the records before this segment are missing"
         return _damage(partition, first.path(LOG), 0, reason, known_start, recovery_point, segments)
     end_offset = first.base_offset
+    terms = RecoveryTerms(
+        read_leader_epochs(directory.disk, first.dir, ()),
+        end_offset,
+        log_start=log_start,
+        recovery_point=recovery_point,
+    )
     for number, segment in enumerate(segments):
-        position = 0
         try:
             if segment.base_offset < end_offset:
                 raise CorruptBatch(segment.path(LOG), 0, f"the segment before it ends at {end_offset}")
             end_offset = segment.base_offset
-            for position, header, _, _ in segment.batches():
-                skips = max(end_offset, log_start) < recovery_point < header.next_offset
-                if skips or not end_offset <= header.base_offset <= header.last_offset:
-                    offsets = f"the offsets {header.base_offset} to {header.last_offset}"
-                    raise CorruptBatch(segment.path(LOG), position, f"{offsets} after {end_offset - 1}")
-                end_offset = header.next_offset
+            for stretch in terms.stretches(segment, segments[number + 1 :], mend=False):
+                if stretch.reason is not None:
+                    raise CorruptBatch(segment.path(LOG), stretch.position, stretch.reason)
+                end_offset = stretch.next_offset
         except CorruptBatch as error:
             return _damage(
                 partition,

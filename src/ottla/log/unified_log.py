@@ -175,6 +175,7 @@ class UnifiedLog:
     __slots__ = (
         "_creation",
         "_creation_durable",
+        "_doubt",
         "_end_verified",
         "_lacks_producers",
         "_leader_epochs",
@@ -210,6 +211,7 @@ class UnifiedLog:
         end_verified: bool = True,
         creation_durable: bool = True,
         topic_id: bytes | None = None,
+        doubtful_from: int | None = None,
     ) -> None:
         """The producer state, its snapshots and the leader epochs are read from disk when they are first
         needed, unless they are given here.
@@ -239,6 +241,8 @@ class UnifiedLog:
         self._creation_durable = creation_durable
         # False while the log end is taken from the checkpoint of a clean shutdown, or the log is new.
         self._end_verified = end_verified and creation_durable
+        # Where the doubtful last batch follows on the others, and ends; None if there is none.
+        self._doubt = None if doubtful_from is None else (doubtful_from, self.log_end_offset)
         self.last_flush_ms = self.directory.clock.wall_ms()
         # (offset, segment, position): where the upper bound of the last read lies.
         self._upper_bound: tuple[int, LogSegment, int] | None = None
@@ -485,6 +489,14 @@ class UnifiedLog:
         """Whether what was appended last is to be synced before it counts as replicated."""
         return self.committable_offset < self.local_log.log_end_offset
 
+    @property
+    def doubtful_from(self) -> int | None:
+        """Where the log would end without its last batch, if recovery has found a gap before that one: its
+        offset, which no checksum covers, may have rotted. A follower had better fetch it again.
+        """
+        doubt = self._doubt
+        return doubt[0] if doubt is not None and doubt[1] == self.log_end_offset else None
+
     def _check_offsets(self) -> None:
         """Assert the order of the offsets; called where one of them may have fallen, or two have moved."""
         local = self.local_log
@@ -530,29 +542,39 @@ class UnifiedLog:
         return cache
 
     def check_leader_epochs(self, leader_epoch: int) -> None:
-        """Read the leader epochs from the batches if the last of the file is above `leader_epoch`, that of
-        the present leader: such an epoch is not known to any leader, and this replica could not follow one.
+        """Check that no leader epoch is above `leader_epoch`, that of the present leader: this replica could
+        not follow. The epochs of the file are read from the batches then; a batch that has such an epoch
+        itself is damaged.
         """
         cache = self.leader_epoch_cache
         latest = cache.latest_epoch
-        if latest is None or latest <= leader_epoch or cache.is_of_batches:
+        if latest is None or latest <= leader_epoch:
             return
-        _log.error(
-            "%s: the leader epochs are read from the log, as %s names the epoch %d, but the leader has %d",
-            self.topic_partition,
-            LEADER_EPOCH_CHECKPOINT,
-            latest,
-            leader_epoch,
-        )
         self.finish_truncation()
         local = self.local_log
         with self._guard("reading the leader epochs"):
-            older = cache.entries
-            cache = leader_epochs_of_batches(local.segments, is_file_known=False)
-            if self.config.is_remote:
-                cache.prepend(older, local.segments[0].base_offset)
-            cache.fit(self.log_start_offset, local.log_end_offset)
-        self._leader_epochs = cache
+            if not cache.is_of_batches:
+                _log.error(
+                    "%s: the leader epochs are read from the log, as %s names the epoch %d, but the leader "
+                    "has %d",
+                    self.topic_partition,
+                    LEADER_EPOCH_CHECKPOINT,
+                    latest,
+                    leader_epoch,
+                )
+                older = cache.entries
+                cache = leader_epochs_of_batches(local.segments, is_file_known=False)
+                if self.config.is_remote:
+                    cache.prepend(older, local.segments[0].base_offset)
+                cache.fit(self.log_start_offset, local.log_end_offset)
+                self._leader_epochs = cache
+            offset = cache.remove_above(leader_epoch)
+            if offset is not None and offset < local.log_end_offset:
+                segment = local.segments_from(offset)[0]
+                found = segment.translate_offset(offset)
+                reason = f"a batch of a leader epoch above {leader_epoch}, that of the present leader"
+                position = segment.size if found is None else found.position
+                self.directory.report_damage(self.dir, CorruptBatch(segment.path(LOG), position, reason))
 
     @property
     def latest_epoch(self) -> int | None:
@@ -2013,6 +2035,14 @@ class UnifiedLog:
     def damage_of(self, segment: LogSegment) -> Iterator[Stretch]:
         """The damaged parts of a segment, in any thread."""
         return (each for each in self.check_segment(segment) if each.reason is not None)
+
+    def mend_headers(self) -> bool:
+        """Write the headers of damaged batches again whose records are whole, in any thread; False if there
+        is other damage.
+        """
+        spans = self.epoch_spans
+        mended = [segment.mend(each, spans) for segment in self.segments for each in self.damage_of(segment)]
+        return all(mended)
 
     def check_segment(self, segment: LogSegment) -> Iterator[Stretch]:
         """Check every batch of a segment, some of them at a time, in any thread."""

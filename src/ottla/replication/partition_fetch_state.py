@@ -158,6 +158,18 @@ class PartitionFetchState:
         self._due_truncation = lambda: log.begin_full_truncation(start)
         return True
 
+    @property
+    def has_doubtful_end(self) -> bool:
+        """Whether the last batch of the log is to be removed, and fetched again: recovery cannot say that its
+        offset is the right one. Not of a replica in sync, which the controller counts on.
+        """
+        partition, log = self.partition, self.partition.log
+        offset = log.doubtful_from
+        if offset is None or partition.is_in_sync_follower:
+            return False
+        self._due_truncation = lambda: log.begin_truncation(offset)
+        return True
+
     def fetch_request(self, max_bytes: int) -> FetchPartition:
         """The next request. It says that this replica has what is below its offset, so no flush may be
         due.

@@ -431,7 +431,7 @@ class ReplicaFetcher:
             self._set_aside(key)
             self._unflushed[key] = state
             return None
-        if partition.log.config.is_remote and state.lacks_auxiliary_state:
+        if state.has_doubtful_end or (partition.log.config.is_remote and state.lacks_auxiliary_state):
             self._set_aside(key)
             self._truncating[key] = state
             context.truncations.start(partial(self._truncate, key, state))

@@ -20,7 +20,7 @@ from ottla.log.config.log_config import LogConfig
 from ottla.log.segment.file_names import INDEX, LOG, SEGMENT_KINDS, TIME_INDEX, TXN_INDEX, segment_file_name
 from ottla.log.segment.handles import FileHandles, LazyFile
 from ottla.log.segment.offset_index import MAX_RELATIVE_OFFSET, OffsetIndex, OffsetPosition
-from ottla.log.segment.soundness import AnyEpoch, EpochSpans, Stretch, stretches
+from ottla.log.segment.soundness import AnyEpoch, EpochSpans, Stretch, stretches, unprotected_bytes
 from ottla.log.segment.sparse_index import CorruptIndex
 from ottla.log.segment.time_index import NO_TIMESTAMP, TimeIndex, TimestampOffset
 from ottla.log.segment.timestamp_search import TimestampAndOffset, TimestampSearch, TimestampSearches
@@ -33,7 +33,7 @@ from ottla.log.segment.walk import (
     scan_batches,
     walk_headers,
 )
-from ottla.records.batch import BatchHeader
+from ottla.records.batch import HEADER_SIZE, BatchHeader
 from ottla.runtime.disk import Buffer, File, is_out_of_space, waiting
 
 _log = logging.getLogger(__name__)
@@ -328,12 +328,47 @@ class LogSegment:
         size = self._size if self._size >= 0 else self.size
         return find_batch(self._log.get(), size, indexes.offsets.lookup(offset), offset, self.base_offset)
 
-    def stretches(self, end_offset: int, epochs: EpochSpans, size: int | None = None) -> Iterator[Stretch]:
+    def stretches(
+        self,
+        end_offset: int,
+        epochs: EpochSpans,
+        size: int | None = None,
+        *,
+        position: int = 0,
+        least_offset: int | None = None,
+    ) -> Iterator[Stretch]:
         """Tell what is sound from what is damaged, up to `size` if it may grow; its batches end at or below
-        `end_offset`.
+        `end_offset`. From a batch's `position` on they begin at or above `least_offset`.
         """
         size = self.size if size is None else size
-        return stretches(self._log.get(), size, 0, self.base_offset, end_offset, epochs)
+        least_offset = self.base_offset if least_offset is None else least_offset
+        return stretches(self._log.get(), size, position, least_offset, end_offset, epochs)
+
+    def end_once_mended(
+        self, damaged: Stretch, epochs: EpochSpans, likely: EpochSpans | None = None
+    ) -> int | None:
+        """The offset behind a damaged batch that `mend` would write again; None if it would not."""
+        data = unprotected_bytes(self._log.get(), self.size, damaged, epochs, likely)
+        if data is None:
+            return None
+        rest = self._log.get().pread(HEADER_SIZE - len(data), damaged.position + len(data))
+        return BatchHeader.parse(data + rest).next_offset
+
+    def mend(self, damaged: Stretch, epochs: EpochSpans, likely: EpochSpans | None = None) -> bool:
+        """Write a damaged batch again, for good and in any thread, if only those bytes have rotted that its
+        checksum does not cover, and what is beside it says what they were (`unprotected_bytes`).
+        """
+        data = unprotected_bytes(self._log.get(), self.size, damaged, epochs, likely)
+        if data is None:
+            return False
+        _log.error("%s: %s; its records are whole, and its header is mended", self.path(LOG), damaged.damage)
+        file = self._handles.disk.open(self._log.path)
+        try:
+            file.pwrite(data, damaged.position)
+            file.sync()
+        finally:
+            file.close()
+        return True
 
     def find_beside_damage(
         self, offset: int, end_offset: int, epochs: EpochSpans

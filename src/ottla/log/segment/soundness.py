@@ -3,17 +3,22 @@
 A batch is sound if it has the checksum that it declares, begins where the one before it ends or, after
 compaction, behind that, and has the leader epoch of its offset. Behind damage the next sound batch is where
 the length of the damaged one leads to, or is searched byte by byte: what lies behind is not lost.
+
+No checksum covers the first bytes of a batch: base offset, length, leader epoch and magic. If only these have
+rotted, its records are there, and what is beside it says what the bytes were (`unprotected_bytes`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from struct import Struct
 from typing import Final, NamedTuple, Protocol
 
 from ottla.protocol.errors import KafkaError
 from ottla.records.batch import (
     HEADER_SIZE,
     LOG_OVERHEAD,
+    MAGIC,
     NO_LEADER_EPOCH,
     BatchHeader,
     check_batches,
@@ -28,6 +33,11 @@ _MAGIC: Final = b"\x02"
 _MAGIC_POSITION: Final = 16
 _LAST_EPOCH: Final = (1 << 31) - 1
 _END_OFFSET: Final = (1 << 63) - 1
+# Base offset, length, leader epoch, magic.
+_UNPROTECTED: Final = Struct(">qiib")
+_LAST_OFFSET_DELTA: Final = slice(23, 27)
+# A larger stretch is not one batch with a few wrong bytes.
+_LARGEST_BATCH: Final = 128 * 1024 * 1024
 
 
 class ReadableFile(Protocol):
@@ -168,3 +178,43 @@ def _next_sound(
             at = chunk.find(_MAGIC, at + 1 + _MAGIC_POSITION) - _MAGIC_POSITION
         position += max(len(chunk) - _MAGIC_POSITION, 1)
     return size, end_offset
+
+
+def unprotected_bytes(
+    file: ReadableFile, size: int, damaged: Stretch, epochs: EpochSpans, likely: EpochSpans | None = None
+) -> bytes | None:
+    """What a damaged stretch began with, if it is one batch whose checksum holds and everything beside it
+    leaves one answer; None if not, or if that is what is there. Of several leader epochs that of `likely`.
+    """
+    length = damaged.end - damaged.position
+    if not HEADER_SIZE <= length <= _LARGEST_BATCH:
+        return None
+    batch = file.pread(length, damaged.position)
+    if len(batch) < length:
+        return None
+    found, _, epoch, _ = _UNPROTECTED.unpack_from(batch)
+    delta = int.from_bytes(batch[_LAST_OFFSET_DELTA], "big", signed=True)
+    base_offset = damaged.first_offset
+    if delta < 0:
+        return None
+    if base_offset + delta + 1 != damaged.next_offset:
+        if not base_offset <= found <= found + delta < damaged.next_offset:
+            return None
+        base_offset = found
+    least, greatest, _ = epochs.span(base_offset)
+    following = file.pread(_UNPROTECTED.size, damaged.end) if damaged.end < size else b""
+    if len(following) == _UNPROTECTED.size:
+        greatest = min(greatest, _UNPROTECTED.unpack(following)[2])
+    if not least <= epoch <= greatest:
+        epoch = least if likely is None else likely.span(base_offset)[0]
+        if not least <= epoch <= greatest or (likely is None and least < greatest):
+            return None
+    mended = _UNPROTECTED.pack(base_offset, length - LOG_OVERHEAD, epoch, MAGIC)
+    if batch.startswith(mended):
+        return None
+    try:
+        batch = mended + batch[len(mended) :]
+        verify_crc(batch, 0, BatchHeader.parse(batch))
+    except KafkaError:
+        return None
+    return mended

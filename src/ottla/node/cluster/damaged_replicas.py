@@ -8,8 +8,8 @@ aside and the partition created again, empty, as a follower. It is in sync again
 everything. Without another leader the damaged log stays where it is, and the operator decides.
 
 Damage that is met while a log is served is confirmed by a second look at the file. Where another replica is
-in sync, or leads, this one is given up and fetched again in the same way. Where none is, it goes on to serve
-what can be read, until another one is.
+in sync, or leads, this one is given up and fetched again in the same way. Where none is, headers of batches
+are mended if their records are whole, and the log goes on to serve what can be read, until another one is.
 """
 
 from __future__ import annotations
@@ -106,14 +106,22 @@ class DamagedReplicas:
         while pending := [log for log in self._met if log not in self._examined]:
             log, error = pending[0], self._met[pending[0]]
             found = await self._pool.run(log.confirm_damage, error)
-            if found is None:
+            tp = log.topic_partition
+            if found is None or (not self._has_another(tp) and await self._mend(log)):
                 del self._met[log]
                 continue
             self._examined[log] = None
-            tp = log.topic_partition
             if not log.is_closed and not self._has_another(tp):
                 _log.error("%s is damaged, and no other replica has its records: %s", tp, found)
             self.check()
+
+    async def _mend(self, log: UnifiedLog) -> bool:
+        """Mend what can be mended without another replica; whether that was all."""
+        try:
+            return not log.is_closed and await self._pool.run(log.mend_headers)
+        except (KafkaError, OSError) as error:
+            _log.error("%s could not be mended: %s", log.topic_partition, error)
+            return False
 
     def _give_up_examined(self) -> None:
         """Give up the damaged logs whose records another replica has by now; forget those that are closed."""

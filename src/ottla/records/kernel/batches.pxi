@@ -341,6 +341,20 @@ def decode_records(payload, BatchHeader header not None):
     return records
 
 
+cdef inline bint is_alone(const uint8_t* p, Py_ssize_t left, int64_t least_offset, int32_t least_epoch) noexcept nogil:
+    """Whether what contradicts the batch before it is no batch, or what follows it goes on behind that one."""
+    cdef Py_ssize_t size
+    if left < 17 or p[16] != 2 or get32(p + 8) < HEADER_BYTES - OVERHEAD_BYTES:
+        return True
+    size = OVERHEAD_BYTES + <Py_ssize_t> get32(p + 8)
+    return (
+        size <= left - 17
+        and p[size + 16] == 2
+        and get64(p + size) >= least_offset
+        and get32(p + size + 12) >= least_epoch
+    )
+
+
 def check_batches(buf, crc32c, int64_t least_offset, int64_t end_offset, int32_t least_epoch,
                   int32_t greatest_epoch):
     """Check the whole batches that `buf` begins with, up to one at `end_offset` or above: their checksums, and
@@ -349,7 +363,8 @@ def check_batches(buf, crc32c, int64_t least_offset, int64_t end_offset, int32_t
     is, as where `buf` ends inside a batch.
 
     Of two batches that contradict each other the second is taken for the damaged one if the first one goes on
-    where its own predecessor ended, else the first.
+    where its own predecessor ended; the first if the second would go on there; else the second if what is behind
+    it goes on behind the first.
     """
     cdef Py_buffer view
     cdef const uint8_t* p
@@ -358,6 +373,8 @@ def check_batches(buf, crc32c, int64_t least_offset, int64_t end_offset, int32_t
     cdef Py_ssize_t left, size
     cdef int64_t base_offset
     cdef int64_t previous_offset = least_offset
+    cdef int64_t previous_base = least_offset
+    cdef int32_t previous_epoch = least_epoch
     cdef int32_t epoch, delta
     cdef bint offset_follows = True
     cdef bint epoch_follows = True
@@ -370,7 +387,10 @@ def check_batches(buf, crc32c, int64_t least_offset, int64_t end_offset, int32_t
             base_offset = get64(p)
             if base_offset < least_offset:
                 fault = f"a batch at offset {base_offset}, below {least_offset}, where the one before it ends"
-                if not offset_follows:
+                if not offset_follows and (
+                    base_offset - previous_offset == least_offset - previous_base
+                    or not is_alone(p, left, least_offset, least_epoch)
+                ):
                     pos, least_offset = previous, previous_offset
                 break
             if left < 17:
@@ -380,7 +400,9 @@ def check_batches(buf, crc32c, int64_t least_offset, int64_t end_offset, int32_t
             epoch = get32(p + 12)
             if epoch < least_epoch:
                 fault = f"a batch of leader epoch {epoch} behind one of {least_epoch}"
-                if not epoch_follows:
+                if not epoch_follows and (
+                    epoch == previous_epoch or not is_alone(p, left, least_offset, least_epoch)
+                ):
                     pos, least_offset = previous, previous_offset
                 break
             if epoch > greatest_epoch:
@@ -403,7 +425,7 @@ def check_batches(buf, crc32c, int64_t least_offset, int64_t end_offset, int32_t
                 break
             offset_follows = base_offset == least_offset
             epoch_follows = epoch == least_epoch
-            previous, previous_offset = pos, least_offset
+            previous, previous_offset, previous_base, previous_epoch = pos, least_offset, base_offset, least_epoch
             least_offset = base_offset + delta + 1
             least_epoch = epoch
             pos += size

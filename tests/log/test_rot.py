@@ -94,6 +94,17 @@ def test_no_flipped_bit_of_a_segment_reaches_a_reader(index_interval_bytes: int,
     check_flips(list(range(first_segment_bytes())), index_interval_bytes, max_bytes)
 
 
+@pytest.mark.parametrize("end", range(1, 12))
+def test_zeros_that_end_in_a_header_do_not_give_its_batch_the_offsets_of_those_before(end: int) -> None:
+    """A base offset of zeros is one, and no checksum covers it."""
+    lab, batches = closed_log(0)
+    positions = [position for position, _ in lab.log.segments[0].headers()]
+    damage(lab, FIRST + ".log", 0, bytes(positions[2] + end))
+    lab.reload(clean=True)
+    is_offset_gone = end >= 8
+    assert read_everything(lab, batches, 10_000) == set(list(batches)[: 3 if is_offset_gone else 2])
+
+
 @pytest.mark.parametrize("bit", [0, 5])
 def test_a_flipped_base_offset_of_the_last_batch_is_not_served(bit: int) -> None:
     lab = LogHarness()

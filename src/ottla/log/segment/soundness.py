@@ -146,14 +146,15 @@ def _next_sound(
     file: ReadableFile, size: int, damaged: int, least_offset: int, end_offset: int
 ) -> tuple[int, int]:
     """The position and base offset of the first sound batch behind the one at `damaged`; the ends of file and
-    segment if there is none.
+    segment if there is none. What is damaged had an offset at least, so a batch at `least_offset` is not what
+    it was.
     """
 
     def base_offset(position: int) -> int | None:
         try:
             header = BatchHeader.parse(file.pread(HEADER_SIZE, position))
             if header.size > size - position or not (
-                least_offset <= header.base_offset <= header.last_offset < end_offset
+                least_offset < header.base_offset <= header.last_offset < end_offset
             ):
                 return None
             verify_crc(file.pread(header.size, position), 0, header)
@@ -171,7 +172,7 @@ def _next_sound(
         while at >= 0:
             # What lies behind the header is looked at only where the offsets can be right.
             if (
-                least_offset <= int.from_bytes(chunk[at : at + 8], "big") < end_offset
+                least_offset < int.from_bytes(chunk[at : at + 8], "big") < end_offset
                 and (found := base_offset(position + at)) is not None
             ):
                 return position + at, found

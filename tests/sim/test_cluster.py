@@ -36,7 +36,6 @@ FIRST_SEEDS = {
     "aborted-records-supersede": 12,
     "controller-not-checked-by-writes": 11,
     "coordinator-answers-too-soon": 2,
-    "damaged-leader-begins-again": 42,
     "dead-letters-not-looked-for": 18,
     "deleted-topics-forgotten": 5,
     "followers-without-auxiliary-state": 3,

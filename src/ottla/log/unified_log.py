@@ -83,6 +83,7 @@ from ottla.log.segment.file_names import LOG
 from ottla.log.segment.offset_index import MAX_RELATIVE_OFFSET
 from ottla.log.segment.segment import LogSegment
 from ottla.log.segment.soundness import NEXT_BYTES, AnyEpoch, EpochSpans, Stretch, sound_end
+from ottla.log.segment.sparse_index import CorruptIndex
 from ottla.log.segment.timestamp_search import TimestampAndOffset, TimestampSearches
 from ottla.log.segment.txn_index import AbortedTxn, CorruptTxnIndexError
 from ottla.log.segment.walk import BatchPosition, CorruptBatch, CorruptLog
@@ -98,12 +99,14 @@ from ottla.log.truncation import (
 )
 from ottla.protocol.errors import ErrorCode, KafkaError
 from ottla.protocol.names import TopicPartition, uuid_text
+from ottla.records._kernel import read_batches
 from ottla.records.batch import (
     BatchHeader,
     iter_batches,
     iter_offsets,
     verify_crc,
 )
+from ottla.records.checksum import crc32c
 from ottla.records.control import EndTransactionMarker
 from ottla.records.types import NO_PRODUCER_ID, NO_TIMESTAMP, TimestampType
 from ottla.records.validation import AppendOrigin, BatchCheck, validate_and_assign_offsets
@@ -1234,6 +1237,9 @@ class UnifiedLog:
                 f"have log segments from offset: {self.log_start_offset} upto {end}.",
             )
         if offset < upper:
+            plain = self._read_plain(offset, max_bytes, upper, end, min_one_batch=min_one_batch)
+            if plain is not None:
+                return plain
             segments = local.segments_from(offset)
             if offset < segments[0].base_offset:
                 raise KafkaError(
@@ -1267,6 +1273,21 @@ class UnifiedLog:
             # Compaction may have left nothing there; or the log is shorter than its last shutdown said.
             self._verify_end()
         return FetchDataInfo(b"", offset, local.active_segment.base_offset, -1)
+
+    def _read_plain(
+        self, offset: int, max_bytes: int, upper: int, end: int, *, min_one_batch: bool
+    ) -> FetchDataInfo | None:
+        """As `read`, where nothing is unusual; else None. The kernel does it, as most reads are such."""
+        try:
+            found = read_batches(self, offset, max_bytes, min_one_batch, upper, end, crc32c)
+        except OSError as error:
+            raise self._guard("reading").failure(error) from error
+        except (CorruptBatch, CorruptIndex):
+            return None
+        if found is None:
+            return None
+        data, base_offset, position = found
+        return FetchDataInfo(data, offset, base_offset, position)
 
     def _sound_part(self, segment: LogSegment, found: BatchPosition, data: bytes, bound: int) -> bytes:
         """The batches of `data`, which was read where `found` is, up to the first that is damaged; what is

@@ -133,6 +133,16 @@ def place_plain(
     keys_required: bool,
 ) -> BatchHeader | None: ...
 
+def read_batches(
+    log: object,
+    offset: int,
+    max_bytes: int,
+    min_one_batch: bool,
+    upper: int,
+    end: int,
+    crc32c: Callable[[memoryview], int],
+) -> tuple[bytes, int, int] | None: ...
+
 @final
 class ProduceLane:
     appended: list[tuple[int, int, int]] | None

@@ -367,11 +367,25 @@ def check_batches(buf, crc32c, int64_t least_offset, int64_t end_offset, int32_t
     it goes on behind the first.
     """
     cdef Py_buffer view
+    cdef Py_ssize_t end
+    PyObject_GetBuffer(buf, &view, PyBUF_SIMPLE)
+    try:
+        fault = find_fault(<const uint8_t*> view.buf, view.len, crc32c, &least_offset, end_offset, least_epoch,
+                           greatest_epoch, &end)
+    finally:
+        PyBuffer_Release(&view)
+    return end, least_offset, fault
+
+
+cdef object find_fault(const uint8_t* data, Py_ssize_t data_size, crc32c, int64_t* next_offset, int64_t end_offset,
+                       int32_t least_epoch, int32_t greatest_epoch, Py_ssize_t* end):
+    """As `check_batches`; `next_offset` is the least offset first, and then the one behind the sound batches."""
     cdef const uint8_t* p
     cdef Py_ssize_t pos = 0
     cdef Py_ssize_t previous = 0
     cdef Py_ssize_t left, size
     cdef int64_t base_offset
+    cdef int64_t least_offset = next_offset[0]
     cdef int64_t previous_offset = least_offset
     cdef int64_t previous_base = least_offset
     cdef int32_t previous_epoch = least_epoch
@@ -379,56 +393,54 @@ def check_batches(buf, crc32c, int64_t least_offset, int64_t end_offset, int32_t
     cdef bint offset_follows = True
     cdef bint epoch_follows = True
     cdef object fault = None
-    PyObject_GetBuffer(buf, &view, PyBUF_SIMPLE)
-    try:
-        while view.len - pos >= 8:
-            p = <const uint8_t*> view.buf + pos
-            left = view.len - pos
-            base_offset = get64(p)
-            if base_offset < least_offset:
-                fault = f"a batch at offset {base_offset}, below {least_offset}, where the one before it ends"
-                if not offset_follows and (
-                    base_offset - previous_offset == least_offset - previous_base
-                    or not is_alone(p, left, least_offset, least_epoch)
-                ):
-                    pos, least_offset = previous, previous_offset
-                break
-            if left < 17:
-                break
-            if base_offset >= end_offset:
-                break
-            epoch = get32(p + 12)
-            if epoch < least_epoch:
-                fault = f"a batch of leader epoch {epoch} behind one of {least_epoch}"
-                if not epoch_follows and (
-                    epoch == previous_epoch or not is_alone(p, left, least_offset, least_epoch)
-                ):
-                    pos, least_offset = previous, previous_offset
-                break
-            if epoch > greatest_epoch:
-                fault = f"a batch of leader epoch {epoch} among those of {greatest_epoch}"
-                break
-            if p[16] != 2:
-                fault = f"a batch of magic {<int8_t> p[16]}"
-                break
-            if get32(p + 8) < HEADER_BYTES - OVERHEAD_BYTES:
-                fault = f"a batch of length {get32(p + 8)}"
-                break
-            size = OVERHEAD_BYTES + <Py_ssize_t> get32(p + 8)
-            if size > left:
-                break
-            delta = get32(p + 23)
-            if (delta < 0 or base_offset > INT64_MAX - delta - 1
-                    or crc32c(PyMemoryView_FromMemory(<char*> p + CRC_START, size - CRC_START, PyBUF_READ))
-                    != <uint32_t> get32(p + 17)):
-                fault = f"the batch at offset {base_offset} does not have the checksum that it declares"
-                break
-            offset_follows = base_offset == least_offset
-            epoch_follows = epoch == least_epoch
-            previous, previous_offset, previous_base, previous_epoch = pos, least_offset, base_offset, least_epoch
-            least_offset = base_offset + delta + 1
-            least_epoch = epoch
-            pos += size
-    finally:
-        PyBuffer_Release(&view)
-    return pos, least_offset, fault
+    while data_size - pos >= 8:
+        p = data + pos
+        left = data_size - pos
+        base_offset = get64(p)
+        if base_offset < least_offset:
+            fault = f"a batch at offset {base_offset}, below {least_offset}, where the one before it ends"
+            if not offset_follows and (
+                base_offset - previous_offset == least_offset - previous_base
+                or not is_alone(p, left, least_offset, least_epoch)
+            ):
+                pos, least_offset = previous, previous_offset
+            break
+        if left < 17:
+            break
+        if base_offset >= end_offset:
+            break
+        epoch = get32(p + 12)
+        if epoch < least_epoch:
+            fault = f"a batch of leader epoch {epoch} behind one of {least_epoch}"
+            if not epoch_follows and (
+                epoch == previous_epoch or not is_alone(p, left, least_offset, least_epoch)
+            ):
+                pos, least_offset = previous, previous_offset
+            break
+        if epoch > greatest_epoch:
+            fault = f"a batch of leader epoch {epoch} among those of {greatest_epoch}"
+            break
+        if p[16] != 2:
+            fault = f"a batch of magic {<int8_t> p[16]}"
+            break
+        if get32(p + 8) < HEADER_BYTES - OVERHEAD_BYTES:
+            fault = f"a batch of length {get32(p + 8)}"
+            break
+        size = OVERHEAD_BYTES + <Py_ssize_t> get32(p + 8)
+        if size > left:
+            break
+        delta = get32(p + 23)
+        if (delta < 0 or base_offset > INT64_MAX - delta - 1
+                or crc32c(PyMemoryView_FromMemory(<char*> p + CRC_START, size - CRC_START, PyBUF_READ))
+                != <uint32_t> get32(p + 17)):
+            fault = f"the batch at offset {base_offset} does not have the checksum that it declares"
+            break
+        offset_follows = base_offset == least_offset
+        epoch_follows = epoch == least_epoch
+        previous, previous_offset, previous_base, previous_epoch = pos, least_offset, base_offset, least_epoch
+        least_offset = base_offset + delta + 1
+        least_epoch = epoch
+        pos += size
+    end[0] = pos
+    next_offset[0] = least_offset
+    return fault

@@ -145,6 +145,11 @@ async def measure() -> list[Row]:
         await node.start()
         connections = [InProcess(node, has_lane=True), InProcess(node, has_lane=False)]
         await connections[0].prepare()
+        # The first requests wait until new logs are durable.
+        services = node.shared.broker_gate.services
+        assert services is not None
+        while services.broker.logs.new_logs:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
         record = one_record()
         size = len(record)
         for name, frame, count in (

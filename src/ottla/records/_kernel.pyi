@@ -132,7 +132,6 @@ def place_plain(
     max_bytes: int,
     keys_required: bool,
 ) -> BatchHeader | None: ...
-
 def read_batches(
     log: object,
     offset: int,
@@ -143,11 +142,7 @@ def read_batches(
     crc32c: Callable[[memoryview], int],
 ) -> tuple[bytes, int, int] | None: ...
 
-@final
-class ProduceLane:
-    appended: list[tuple[int, int, int]] | None
-    waiting: list[tuple[Any, int, int]] | None
-    timeout_ms: int
+class RequestLane:
     def __init__(
         self,
         gate: object,
@@ -158,11 +153,25 @@ class ProduceLane:
         crc32c: Callable[[memoryview], int],
         internal_topics: Container[str],
         topic_partition: Callable[[str, int], object],
-        invariants: object,
-        may_write: Callable[..., bool],
+        is_allowed: Callable[..., bool],
         max_version: int,
+        *own: object,
     ) -> None: ...
+
+@final
+class ProduceLane(RequestLane):
+    appended: list[tuple[int, int, int]] | None
+    waiting: list[tuple[Any, int, int]] | None
+    timeout_ms: int
     def answer(self, connection: object, frame: memoryview) -> bytes | None: ...
+
+@final
+class FetchLane(RequestLane): ...
+
+@final
+class RequestLanes:
+    appended: list[tuple[int, int, int]] | None
+    def __init__(self, produce: ProduceLane, fetch: FetchLane) -> None: ...
     def take(
         self, connection: object, data: memoryview, position: int, room: int, received_ns: int
     ) -> int: ...

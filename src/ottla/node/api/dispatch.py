@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Coroutine
 from functools import partial
 from typing import Any, Final
 
+from ottla.log.segment.sparse_index import CorruptIndex
 from ottla.metadata.image.image import MetadataImage
 from ottla.node.api.audit import AUDITED, log_changes
 from ottla.node.api.context import ELEMENTS_OF_A_TURN, RequestContext, RequestListener
@@ -47,15 +48,18 @@ from ottla.protocol.headers import (
 )
 from ottla.protocol.names import INTERNAL_TOPICS, TopicPartition
 from ottla.protocol.schema import Request, Response
-from ottla.records._kernel import ProduceLane
+from ottla.records._kernel import FetchLane, ProduceLane, RequestLanes
 from ottla.records.checksum import crc32c
+from ottla.replication.partition import FetchIsolation
 from ottla.runtime import invariants
+from ottla.runtime.disk import NotInMemory, waiting
 from ottla.runtime.heavy_work import SHORT_US
 from ottla.runtime.tasks import close_unstarted
 from ottla.security.principal import KafkaPrincipal
 from ottla.security.quota.quota_managers import QuotaManagers
 
 # Members of an enum take longer to find.
+_READ: Final = int(AclOperation.READ)
 _WRITE: Final = int(AclOperation.WRITE)
 _TOPIC: Final = int(AclResourceType.TOPIC)
 _KEY_AND_VERSION: Final = struct.Struct(">hh")
@@ -135,14 +139,15 @@ def _untimed() -> int:
     return 0
 
 
-class _Producer:
-    """The sender of a Produce request, as an authorizer knows it."""
+class _Sender:
+    """The sender of a request that a lane answers, as an authorizer knows it."""
 
-    __slots__ = ("_connection", "client_id")
+    __slots__ = ("_connection", "client_id", "request_name")
 
-    def __init__(self, connection: ClientConnection, client_id: str | None) -> None:
+    def __init__(self, connection: ClientConnection, client_id: str | None, request_name: str) -> None:
         self._connection: Final = connection
         self.client_id: Final = client_id
+        self.request_name: Final = request_name
 
     @property
     def client_host(self) -> str:
@@ -151,10 +156,6 @@ class _Producer:
     @property
     def principal(self) -> KafkaPrincipal:
         return self._connection.principal
-
-    @property
-    def request_name(self) -> str:
-        return "Produce"
 
 
 class Dispatcher:
@@ -182,28 +183,40 @@ class Dispatcher:
             for key, route in ROUTES.items()
             if listener.kind in route.listeners
         }
-        self._lane: ProduceLane | None = None
+        self._lanes: RequestLanes | None = None
+        self._produce_lane: ProduceLane | None = None
 
     @property
     def lane(self) -> RequestLane | None:
-        return self._lane
+        return self._lanes
 
     def open_lane(self) -> None:
-        """Let plain Produce requests be answered by the kernel."""
+        """Let plain Produce and Fetch requests be answered by the kernel."""
         if PRODUCE in self._served:
-            self._lane = ProduceLane(
-                self._gate,
-                self._quotas,
-                self._produce_statistics,
-                _untimed if self._statistics is None or self._now_ns is None else self._now_ns,
-                TIME_BOUNDS_NS,
-                crc32c,
-                INTERNAL_TOPICS,
-                TopicPartition,
-                invariants,
-                self._may_write,
-                self._served[PRODUCE].max_version,
+            self._produce_lane = ProduceLane(*self._lane_parts(PRODUCE, _WRITE), invariants)
+            fetch = FetchLane(
+                *self._lane_parts(FETCH, _READ),
+                waiting(False),
+                (OSError, KafkaError, NotInMemory, CorruptIndex),
+                (FetchIsolation.HIGH_WATERMARK, FetchIsolation.TXN_COMMITTED),
             )
+            self._lanes = RequestLanes(self._produce_lane, fetch)
+
+    def _lane_parts(self, key: int, operation: int) -> tuple[Any, ...]:
+        """What each lane is made of. Its requests need the permission for an operation."""
+        served = self._served[key]
+        return (
+            self._gate,
+            self._quotas,
+            partial(self._lane_statistics, served),
+            _untimed if self._statistics is None or self._now_ns is None else self._now_ns,
+            TIME_BOUNDS_NS,
+            crc32c,
+            INTERNAL_TOPICS,
+            TopicPartition,
+            partial(self._is_allowed, served.api.name, operation),
+            served.max_version,
+        )
 
     def start(self, pending: PendingRequest, frame: memoryview) -> Parts | Awaitable[Parts | None] | None:
         if len(frame) < _KEY_AND_VERSION.size:
@@ -214,8 +227,8 @@ class Dispatcher:
             raise ProtocolViolation(
                 f"it asked for {api_name(key)} version {version}, which is not served here"
             )
-        if key == PRODUCE and self._lane is not None and pending.appended is None:
-            reply = self._start_in_lane(self._lane, pending, frame, version)
+        if key == PRODUCE and self._produce_lane is not None and pending.appended is None:
+            reply = self._start_in_lane(self._produce_lane, pending, frame, version)
             if reply is not _NOT_TAKEN:
                 return reply
         api = served.api
@@ -311,7 +324,7 @@ class Dispatcher:
         if response is None:
             pending.appended = lane.appended
             return _NOT_TAKEN
-        pending.statistics = self._produce_statistics(version)
+        pending.statistics = self._lane_statistics(self._served[PRODUCE], version)
         waiting = lane.waiting
         if waiting is None:
             return [response] if response else None
@@ -324,15 +337,22 @@ class Dispatcher:
         context = RequestContext(services, self._listener, api, version, correlation_id, None, pending)
         return wait_for_replicas(context, response, waiting, lane.timeout_ms)
 
-    def _produce_statistics(self, version: int) -> RequestStatistics | None:
-        """Where the requests of the lane count."""
+    def _lane_statistics(self, served: _ServedApi, version: int) -> RequestStatistics | None:
+        """Where the requests of a lane count."""
         if self._statistics is None:
             return None
-        served = self._served[PRODUCE]
         return served.statistics[version] or self._measure(served, served.statistics, version)
 
-    def _may_write(self, connection: ClientConnection, client_id: str | None, topic: str, count: int) -> bool:
-        """Whether the client may write a topic, for the lane. Where it may not, or that is not known yet, the
+    def _is_allowed(
+        self,
+        request_name: str,
+        operation: int,
+        connection: ClientConnection,
+        client_id: str | None,
+        topic: str,
+        count: int,
+    ) -> bool:
+        """Whether the client may do this to a topic. Where it may not, or that is not known yet, the
         handler says what becomes of it; so it does where all that is allowed is logged, as the lane may hand
         the request on to it after this.
         """
@@ -342,9 +362,9 @@ class Dispatcher:
         assert authorizer is not None
         if authorizer.logs_allowed:
             return False
-        requester = _Producer(connection, client_id)
+        sender = _Sender(connection, client_id, request_name)
         try:
-            return authorizer.allowed(requester, _WRITE, _TOPIC, topic, count=count, log_denied=False)
+            return authorizer.allowed(sender, operation, _TOPIC, topic, count=count, log_denied=False)
         except KafkaError:
             return False
 

@@ -1,16 +1,11 @@
-# The lane: Produce requests that are nothing but plain batches, from the bytes of their frame to those of
-# their response, in one call.
+# The lane for Produce requests that are nothing but plain batches: all of a request is checked, then appended.
 
 cdef enum:
     PRODUCE_KEY = 0
-    FIRST_LANE_VERSION = 9          # the first flexible one
-    FIRST_VERSION_WITH_IDS = 13
-    MOST_LANE_PARTITIONS = 32       # of a request; more are appended in turns
-    MOST_LANE_FRAMES = 256          # of a call
-    MOST_TIME_BOUNDS = 64
-    RESPONSE_BYTES = 64 * 1024
+    FIRST_PRODUCE_VERSION = 9       # the first flexible one
+    FIRST_PRODUCE_VERSION_WITH_IDS = 13
+    MOST_PRODUCE_PARTITIONS = 32    # of a request; more are appended in turns
     RESPONSE_OF_A_PARTITION = 33
-    TURN_NS = 2_000_000
     MAX_RELATIVE_OFFSET = 0x7FFF_FFFF
 
 
@@ -58,109 +53,31 @@ cdef class LedPartition:
         return 0
 
 
-cdef inline bint read_length(const uint8_t** at, const uint8_t* end, int64_t* out) noexcept nogil:
-    """The length of a compact string or array; False where it is null or no proper one."""
-    cdef uint64_t raw = 0
-    if read_raw(at, end, 28, &raw) != SOUND or raw == 0 or raw > INT32_MAX:
-        return False
-    out[0] = <int64_t> raw - 1
-    return True
-
-
-cdef inline uint8_t* put_length(uint8_t* p, uint32_t length) noexcept nogil:
-    cdef uint32_t left = length + 1
-    while left > 0x7F:
-        p[0] = <uint8_t> (left & 0x7F) | 0x80
-        left >>= 7
-        p += 1
-    p[0] = <uint8_t> left
-    return p + 1
-
-
 @cython.final
-cdef class ProduceLane:
-    """Answers the Produce requests of a listener that need nothing special; Python answers all others.
+cdef class ProduceLane(RequestLane):
+    """Answers the Produce requests that need nothing special.
 
-    A request is parsed and all of it is checked before anything is changed. What is unusual in any part of it
-    (another version, a transaction, compression, a partition that another broker leads, a roll, a duplicate, an error of any kind) makes it a request for the handler
-    in Python as a whole, which finds everything as it was. The lane keeps no state of a partition: it reads
-    and writes the attributes of `Partition`, `UnifiedLog` and `LogSegment`, and appends by the same file of
-    the same disk.
+    Unusual, and so for Python, are a transaction, compression, a partition that another broker leads, a roll, a
+    duplicate, an error of any kind.
 
     If a write fails, the batches before it are in the log. Then the frame is for the handler, too, with
     `appended`: the offsets of those, which it answers with instead of appending them again.
 
-    `take` answers what comes while no request of a connection is in progress, and need not wait. `answer` takes
-    one request, whose response may have to wait for replicas (`waiting`).
+    A request that comes while no other of its connection is in progress, and need not wait, is taken from the
+    receive buffer (`RequestLanes.take`). `answer` takes one request, whose response may have to wait for replicas
+    (`waiting`).
     """
 
-    cdef object _gate
-    cdef object _quotas
-    cdef object _statistics_of
-    cdef object _now_ns
-    cdef object _crc32c
-    cdef object _internal_topics
-    cdef object _may_write
-    cdef object _topic_partition
     cdef object _invariants
-    cdef int _max_version
-    cdef object _broker
-    cdef object _replicas
-    cdef object _wall_ms
-    cdef object _image
-    cdef object _version
-    cdef dict _led
-    cdef int64_t[MOST_TIME_BOUNDS] _bounds
-    cdef int _bound_count
-    cdef uint8_t* _out
-    cdef Py_ssize_t _out_size
-    cdef int64_t[MOST_LANE_FRAMES] _started_ns
-    cdef int64_t[MOST_LANE_FRAMES] _ready_ns
     cdef readonly object appended
     cdef readonly list waiting
     cdef readonly int timeout_ms
 
-    def __cinit__(self):
-        self._out = <uint8_t*> PyMem_RawMalloc(RESPONSE_BYTES)
-        if self._out == NULL:
-            raise MemoryError()
-
-    def __dealloc__(self):
-        PyMem_RawFree(self._out)
-
     def __init__(self, gate, quotas, statistics_of, now_ns, time_bounds_ns, crc32c, internal_topics, topic_partition,
-                 invariants, may_write, int max_version):
-        self._gate = gate
-        self._quotas = quotas
-        self._statistics_of = statistics_of
-        self._now_ns = now_ns
-        self._crc32c = crc32c
-        self._internal_topics = internal_topics
-        self._topic_partition = topic_partition
+                 may_write, int max_version, invariants):
+        self._open(PRODUCE_KEY, FIRST_PRODUCE_VERSION, max_version, gate, quotas, statistics_of, now_ns,
+                   time_bounds_ns, crc32c, internal_topics, topic_partition, may_write)
         self._invariants = invariants
-        self._may_write = may_write
-        self._max_version = max_version
-        self._led = {}
-        if len(time_bounds_ns) > MOST_TIME_BOUNDS:
-            raise ValueError(f"{len(time_bounds_ns)} classes of times are more than {<int> MOST_TIME_BOUNDS}")
-        self._bound_count = len(time_bounds_ns)
-        for i, bound in enumerate(time_bounds_ns):
-            self._bounds[i] = bound
-
-    def take(self, connection, data, Py_ssize_t position, int64_t room, int64_t received_ns):
-        """Answer the frames from `position` on, up to the first that is for Python; return the position behind
-        them. Responses go to `connection.add_responses`. `room` is the memory that a frame may take, and `data`
-        is written to.
-        """
-        cdef Py_buffer view
-        self.appended = None
-        if self._broker is None and not self._bind():
-            return position
-        PyObject_GetBuffer(data, &view, PyBUF_WRITABLE)
-        try:
-            return self._take(connection, <uint8_t*> view.buf, position, view.len, room, received_ns)
-        finally:
-            PyBuffer_Release(&view)
 
     def answer(self, connection, frame):
         """Answer one frame, without its size: the response, empty where there is none to send; None if the
@@ -172,15 +89,15 @@ cdef class ProduceLane:
         cdef int version
         self.appended = None
         self.waiting = None
-        if self._broker is None and not self._bind():
+        if not self._bind():
             return None
         PyObject_GetBuffer(frame, &view, PyBUF_WRITABLE)
         try:
             data = <uint8_t*> view.buf
-            if view.len < 8 or is_metered(self._quotas):
+            if view.len < 8 or self._is_metered():
                 return None
             version = get16(data + 2)
-            if version < FIRST_LANE_VERSION or version > self._max_version:
+            if version < self._first_version or version > self._max_version:
                 return None
             self._out_size = 0
             if not self._answer(connection, data, view.len, version, self._wall_ms(), True):
@@ -189,92 +106,6 @@ cdef class ProduceLane:
         finally:
             PyBuffer_Release(&view)
 
-    cdef bint _bind(self) except -1:
-        services = self._gate.services
-        if services is None or services.broker is None:
-            return False
-        self._broker = services.broker
-        self._replicas = self._broker.replicas
-        self._wall_ms = self._broker.runtime.clock.wall_ms
-        return True
-
-    cdef Py_ssize_t _take(self, connection, uint8_t* data, Py_ssize_t position, Py_ssize_t end, int64_t room,
-                          int64_t received_ns) except -1:
-        cdef int64_t size
-        cdef int64_t began_ns = self._now_ns()
-        cdef int64_t now_ns = began_ns
-        cdef int64_t now_ms = self._wall_ms()
-        cdef int64_t request_bytes = 0
-        cdef int version = -1
-        cdef int frames = 0
-        cdef int taken
-        cdef Py_ssize_t written_before
-        self._out_size = 0
-        quotas = self._quotas
-        try:
-            while end - position >= 12 and frames < MOST_LANE_FRAMES:
-                size = get32(data + position)
-                if size < 8 or size > end - position - 4 or size > room or get16(data + position + 4) != PRODUCE_KEY:
-                    break
-                if version < 0:
-                    version = get16(data + position + 6)
-                    if version < FIRST_LANE_VERSION or version > self._max_version or is_metered(quotas):
-                        break
-                elif get16(data + position + 6) != version:
-                    break
-                written_before = self._out_size
-                taken = self._answer(connection, data + position + 4, size, version, now_ms, False)
-                if not taken:
-                    self._out_size = written_before
-                    break
-                position += size + 4
-                request_bytes += size
-                self._started_ns[frames] = now_ns
-                now_ns = self._now_ns()
-                self._ready_ns[frames] = now_ns
-                frames += 1
-                if now_ns - began_ns > TURN_NS:
-                    break
-        finally:
-            # What was appended is answered, whatever happened behind it.
-            if frames:
-                if self._out_size:
-                    connection.add_responses(PyBytes_FromStringAndSize(<char*> self._out, self._out_size))
-                self._count(version, frames, request_bytes, received_ns)
-        return position
-
-    cdef int _count(self, int version, int frames, int64_t request_bytes, int64_t received_ns) except -1:
-        """Count requests as those that go through Python are; their responses go out now."""
-        cdef int64_t queue_ns = 0
-        cdef int64_t local_ns = 0
-        cdef int64_t send_ns = 0
-        cdef int64_t sent_ns = self._ready_ns[frames - 1]
-        cdef int64_t total_ns = sent_ns - received_ns
-        cdef int i
-        cdef int low = 0
-        cdef int high = self._bound_count
-        statistics = self._statistics_of(version)
-        if statistics is None:
-            return 0
-        for i in range(frames):
-            queue_ns += self._started_ns[i] - received_ns
-            local_ns += self._ready_ns[i] - self._started_ns[i]
-            send_ns += sent_ns - self._ready_ns[i]
-        while low < high:  # the class whose end is the first that is not below
-            i = (low + high) // 2
-            if self._bounds[i] < total_ns:
-                low = i + 1
-            else:
-                high = i
-        statistics.count += frames
-        statistics.request_bytes += request_bytes
-        statistics.response_bytes += self._out_size
-        statistics.queue_ns += queue_ns
-        statistics.local_ns += local_ns
-        statistics.send_ns += send_ns
-        statistics.times[low] += frames
-        return 0
-
     cdef bint _answer(self, connection, uint8_t* frame, Py_ssize_t size, int version, int64_t now_ms,
                       bint may_wait) except -1:
         """Append what a request has, and add its response; False, with nothing changed, if it is for Python.
@@ -282,7 +113,7 @@ cdef class ProduceLane:
         """
         cdef const uint8_t* p = frame + 4
         cdef const uint8_t* end = frame + size
-        cdef bint by_id = version >= FIRST_VERSION_WITH_IDS
+        cdef bint by_id = version >= FIRST_PRODUCE_VERSION_WITH_IDS
         cdef int32_t correlation_id = get32(p)
         cdef int16_t acks
         cdef int64_t length
@@ -294,7 +125,7 @@ cdef class ProduceLane:
         cdef const uint8_t* client
         cdef int16_t client_size
         cdef uint8_t* out = self._out + self._out_size
-        cdef uint8_t* out_end = self._out + RESPONSE_BYTES
+        cdef uint8_t* out_end = self._out + LANE_RESPONSE_BYTES
         cdef uint8_t* start = out
         cdef int64_t i
         cdef int64_t j
@@ -303,9 +134,9 @@ cdef class ProduceLane:
         cdef BatchHeader header
         cdef list found = []
         cdef list headers = []
-        cdef (uint8_t*)[MOST_LANE_PARTITIONS] batches
-        cdef (uint8_t*)[MOST_LANE_PARTITIONS] answers
-        cdef dict of_topic
+        cdef (uint8_t*)[MOST_PRODUCE_PARTITIONS] batches
+        cdef (uint8_t*)[MOST_PRODUCE_PARTITIONS] answers
+        cdef KnownTopic topic
         broker = self._broker
         if broker.logs.new_logs:
             return False
@@ -328,7 +159,7 @@ cdef class ProduceLane:
         if acks < -1 or acks > 1:
             return False
         p += 8
-        if not read_length(&p, end, &topics) or topics < 1 or topics > MOST_LANE_PARTITIONS:
+        if not read_length(&p, end, &topics) or topics < 1 or topics > MOST_PRODUCE_PARTITIONS:
             return False
         if out_end - out < 32:
             return False
@@ -345,10 +176,10 @@ cdef class ProduceLane:
                 return False
             name = p
             p += name_size
-            of_topic = self._topic(name, name_size, by_id)
-            if of_topic is None:
+            topic = self._topic_at(name, name_size, by_id)
+            if topic is None or topic.is_internal:
                 return False
-            if not read_length(&p, end, &partitions) or partitions < 1 or partitions > MOST_LANE_PARTITIONS - count:
+            if not read_length(&p, end, &partitions) or partitions < 1 or partitions > MOST_PRODUCE_PARTITIONS - count:
                 return False
             if out_end - out < name_size + 16 + partitions * RESPONSE_OF_A_PARTITION:
                 return False
@@ -356,8 +187,8 @@ cdef class ProduceLane:
                 out = put_length(out, <uint32_t> name_size)
             memcpy(out, name, name_size)
             out = put_length(out + name_size, <uint32_t> partitions)
-            if broker.authorizer is not None and not self._may_write(
-                connection, client_id(client, client_size), of_topic[None], partitions
+            if broker.authorizer is not None and not self._is_allowed(
+                connection, client_id(client, client_size), topic.name, partitions
             ):
                 return False
             for j in range(partitions):
@@ -367,7 +198,7 @@ cdef class ProduceLane:
                 p += 4
                 if not read_length(&p, end, &length) or length >= end - p:
                     return False
-                led = self._partition(of_topic, index)
+                led = self._partition(topic, index)
                 if led is None or led in found:
                     return False
                 header = self._check(led, p, length, acks, now_ms, may_wait)
@@ -426,58 +257,22 @@ cdef class ProduceLane:
             out += 5
             put32(start, <int32_t> (out - start - 4))
             self._out_size += out - start
+            self._response_bytes += out - start
         return True
 
-    # Partitions
-
-    cdef int _refresh(self) except -1:
-        """Forget what was found, if topics or partitions have changed since."""
-        image = self._broker.metadata.image
-        version = self._replicas.partitions_version
-        if image is not self._image or version != self._version:
-            self._led = {}
-            self._image = image
-            self._version = version
-        return 0
-
-    cdef dict _topic(self, const uint8_t* name, Py_ssize_t size, bint by_id):
-        """The partitions of a topic that were found so far, by index, and its name at None; nothing if Python has
-        to look.
-        """
-        cdef bytes key = PyBytes_FromStringAndSize(<const char*> name, size)
-        found = self._led.get(key)
-        if found is not None:
-            return <dict> found
-        if by_id:
-            topic = self._image.topics.by_id.get(key)
-            if topic is None:
-                return None
-            text = topic.name
-        else:
-            if not is_ascii(name, <int32_t> size):
-                return None
-            text = key.decode()
-            # What is looked for in vain is not kept: a client may ask for any name.
-            if text not in self._image.topics.by_name:
-                return None
-        if text in self._internal_topics:
-            return None
-        self._led[key] = made = {None: text}
-        return made
-
-    cdef LedPartition _partition(self, dict of_topic, int32_t index):
+    cdef LedPartition _partition(self, KnownTopic topic, int32_t index):
         cdef LedPartition led
         if index < 0:
             return None
-        found = of_topic.get(index)
+        found = topic.partitions.get(index)
         if found is not None:
             return <LedPartition> found
-        partition = self._replicas.find(self._topic_partition(of_topic[None], index))
+        partition = self._replicas.find(self._topic_partition(topic.name, index))
         if partition is None:
             return None
         led = LedPartition.__new__(LedPartition)
         led.partition = partition
-        of_topic[index] = led
+        topic.partitions[index] = led
         return led
 
     # Appending
@@ -650,12 +445,3 @@ cdef class ProduceLane:
                 log._check_offsets()
         partition._on_progress()
         return 0
-
-
-cdef inline object client_id(const uint8_t* data, int16_t size):
-    return None if size < 0 else PyUnicode_DecodeUTF8(<const char*> data, size, NULL)
-
-
-cdef inline bint is_metered(quotas) except -1:
-    """Whether the Produce requests of some client count for a quota."""
-    return quotas.is_active and <int> PRODUCE_KEY in quotas.metered

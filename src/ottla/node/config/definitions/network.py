@@ -177,8 +177,8 @@ NETWORK: Final[dict[str, ConfigKey]] = config_def(
     key("telemetry.otlp.headers", PASSWORD, None, LOW,
         "Headers of the requests to telemetry.otlp.endpoint, as name=value,name=value.", internal=True),
     key("native.lane.enable", BOOLEAN, True, LOW,
-        "Whether Produce requests that need nothing special are answered by compiled code as a whole. The "
-        "answers are the same.", internal=True),
+        "Whether Produce and Fetch requests that need nothing special are answered by compiled code as a "
+        "whole. The answers are the same.", internal=True),
     key("telemetry.traces.enable", BOOLEAN, False, LOW,
         "Whether each request gets an OpenTelemetry span; needs the extra otel.", internal=True),
     key("config.providers", LIST, (), LOW,

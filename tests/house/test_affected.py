@@ -26,6 +26,7 @@ LOADERS = {
     "ottla.node.coordinators.coordinators": "a table of names",
     "ottla.protocol.api": "the package",
     "ottla.spark.pipelines.testing.cases": "files of a user",
+    "ottla.spark.worker.fork_server": "a list of names, and two modules of PySpark",
     "tests.kafka.scripts": "the package",
     "tests.node.test_routes": "the package",
     "tests.support.messages": "the packages",

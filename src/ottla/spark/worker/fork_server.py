@@ -62,7 +62,7 @@ _OF_THE_START: Final = (
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class ForkRequest:
     """What a process is to be: the module, its arguments, its environment, directory and files."""
 
     arguments: list[str]
@@ -82,7 +82,7 @@ class ForkServer:
         self._woken, self._wakes = socket.socketpair()
         self._selector = selectors.DefaultSelector()
 
-    def serve(self) -> Request | None:
+    def serve(self) -> ForkRequest | None:
         """Serve until the process that has started this one ends; then return None. In a fork, return what
         it is to be.
         """
@@ -106,7 +106,7 @@ class ForkServer:
             if self._listener in files and (request := self._accept()) is not None:
                 return request
 
-    def _accept(self) -> Request | None:
+    def _accept(self) -> ForkRequest | None:
         """Take a request; the result is for the fork, and None here."""
         client, _ = self._listener.accept()
         try:
@@ -151,7 +151,7 @@ class ForkServer:
                 client.close()
 
 
-def _received_request(client: socket.socket) -> Request | None:
+def _received_request(client: socket.socket) -> ForkRequest | None:
     """What a client asks for, with the files that it sends."""
     header, files, _, _ = socket.recv_fds(client, SIZE.size, len(FILES))
     if len(header) < SIZE.size or len(files) < len(FILES):
@@ -164,7 +164,7 @@ def _received_request(client: socket.socket) -> Request | None:
         parts.append(part)
         left -= len(part)
     asked = {} if left else marshal.loads(b"".join(parts))
-    return Request(asked["arguments"], asked["environment"], asked["directory"], files) if asked else None
+    return ForkRequest(asked["arguments"], asked["environment"], asked["directory"], files) if asked else None
 
 
 def can_be_forked(arguments: list[str], environment: Mapping[str, str]) -> bool:
@@ -182,7 +182,7 @@ def _path(environment: Mapping[str, str]) -> list[str]:
     return [each for each in environment.get("PYTHONPATH", "").split(os.pathsep) if each]
 
 
-def become(request: Request) -> None:
+def become(request: ForkRequest) -> None:
     """Run what was asked for, as `python -m` does."""
     for mine, given in zip(FILES, request.files, strict=True):
         os.dup2(given, mine)

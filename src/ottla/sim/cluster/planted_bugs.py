@@ -331,10 +331,6 @@ def _dead_letters_not_looked_for() -> list[Patch]:
     return [(DeadLetterTopics, "written", written)]
 
 
-def _former_places_of_dead_letters_not_looked_at() -> list[Patch]:
-    return [(DeadLetterTopics, "former", lambda self, place: None)]
-
-
 def _operators_answered_too_soon() -> list[Patch]:
     async def alter_records(
         self: SharePartitionManager, leader: SharePartitionLeader, ranges: Any, type: Any, *, most_looks: int
@@ -345,10 +341,6 @@ def _operators_answered_too_soon() -> list[Patch]:
         return done.size, done.next_offset
 
     return [(SharePartitionManager, "alter_records", alter_records)]
-
-
-def _ended_waits_end_later_ones() -> list[Patch]:
-    return [(InFlightBatch, "due_waits", lambda self, first, last, now_ms: [(first, last)])]
 
 
 def _used_up_records_get_no_dead_letter() -> list[Patch]:
@@ -483,9 +475,7 @@ CLUSTER_BUGS: Mapping[str, Callable[[], list[Patch]]] = {
     "start-offset-passes-released-records": _start_offset_passes_released_records,
     "rejected-records-come-back": _rejected_records_come_back,
     "dead-letters-not-looked-for": _dead_letters_not_looked_for,
-    "former-places-of-dead-letters-not-looked-at": _former_places_of_dead_letters_not_looked_at,
     "operators-answered-too-soon": _operators_answered_too_soon,
-    "ended-waits-end-later-ones": _ended_waits_end_later_ones,
     "used-up-records-get-no-dead-letter": _used_up_records_get_no_dead_letter,
     "new-leader-without-states": _new_leader_without_states,
     "share-leaders-not-fenced": _share_leaders_not_fenced,
@@ -543,13 +533,6 @@ _DEAD_LETTERS = replace(
     _SHARES,
     nemesis=NemesisConfig(
         interval_s=0.3, longest_s=2.0, ambush={"writes a dead letter": 0.3}, weights={"kill a process": 1}
-    ),
-)
-# It is nearly always, so that the group may name another topic for them before the next leader has them.
-_FORMER_PLACES = replace(
-    _DEAD_LETTERS,
-    nemesis=NemesisConfig(
-        interval_s=1.0, longest_s=2.0, ambush={"writes a dead letter": 0.9}, weights={"kill a process": 1}
     ),
 )
 # A leader is cut off from the active controller, and not from members and coordinators.
@@ -623,9 +606,7 @@ SCENARIOS: Mapping[str, ClusterScenario] = {
     "start-offset-passes-released-records": _SHARES,
     "rejected-records-come-back": _SHARES,
     "dead-letters-not-looked-for": _DEAD_LETTERS,
-    "former-places-of-dead-letters-not-looked-at": _FORMER_PLACES,
     "operators-answered-too-soon": _SHARES,
-    "ended-waits-end-later-ones": _SHARES,
     "used-up-records-get-no-dead-letter": _SHARES,
     "new-leader-without-states": _SHARES,
     "share-leaders-not-fenced": _SHARE_LEADERS,

@@ -12,6 +12,7 @@ from tests.support.sim_nodes import SimNodes
 from ottla.client.admin import Admin
 from ottla.client.admin.configs import ResourceType
 from ottla.client.producer import Producer
+from ottla.metadata.image.entities import DIRECTORY_DAMAGED
 from ottla.node.cluster.assignments_manager import DamagedReplica
 from ottla.node.cluster.controller_channel import ControllerChannel
 from ottla.node.server.broker_server import BrokerServer
@@ -235,6 +236,24 @@ def test_the_wait_for_a_report_ends_when_the_replica_is_gone_before_the_controll
         await nodes.until(report.done)
         with pytest.raises(KafkaError, match="broker 2 has no replica of moved-0 any more"):
             await report
+
+    nodes.run(life())
+
+
+def test_all_that_announce_the_same_wait_until_the_controller_has_written_it() -> None:
+    """A broker announces its damaged replicas before it asks to be unfenced, and when they are to be repaired."""
+    world = World()
+    nodes = world.nodes
+
+    async def life() -> None:
+        await world.begin()
+        damaged = DamagedReplica(world.partition.topic_id, MOVED, 2)
+        announce = world.broker.replication.assignments.announce_damaged
+        first, second, given_up = (asyncio.ensure_future(announce(damaged)) for _ in range(3))
+        await asyncio.sleep(0)
+        given_up.cancel()
+        await asyncio.gather(first, second)
+        await nodes.until(lambda: nodes.partition("moved", by=2).directory(2) == DIRECTORY_DAMAGED)
 
     nodes.run(life())
 

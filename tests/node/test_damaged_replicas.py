@@ -119,7 +119,7 @@ def test_a_damaged_follower_is_set_aside_and_fetched_again() -> None:
         leader = world.leader(by=1)
         follower = next(id for id in (1, 2, 3) if id != leader)
         await nodes.stop(follower)
-        flip(world.disk(follower), LOG, 800)
+        flip(world.disk(follower), LOG, second_batch(world.disk(follower)) + TIMESTAMP_AT)
         end_uncleanly(world.disk(follower))
         nodes.boot(follower)
         await nodes.ready(follower)
@@ -149,7 +149,7 @@ async def last_in_sync_is_damaged(world: World) -> None:
     await nodes.until(lambda: world.isr(by=4) == [3])
     await world.produce(3, 10)
     await nodes.stop(3)
-    flip(world.disk(3), LOG, 800)
+    flip(world.disk(3), LOG, second_batch(world.disk(3)) + TIMESTAMP_AT)
     end_uncleanly(world.disk(3))
     epoch = nodes.partition("orders", by=4).leader_epoch
     nodes.boot(1, 2, 3)
@@ -170,7 +170,7 @@ def test_the_only_replica_in_sync_does_not_lead_with_fewer_records() -> None:
         assert world.aside(3) == []
         # The operator restores the file, and nothing was lost.
         await nodes.stop(3)
-        flip(world.disk(3), LOG, 800)
+        flip(world.disk(3), LOG, second_batch(world.disk(3)) + TIMESTAMP_AT)
         nodes.boot(3)
         await nodes.ready(3)
         await world.all_in_sync(by=4)
@@ -227,7 +227,7 @@ def test_a_damaged_log_without_another_replica_waits_for_the_operator() -> None:
         (id,) = nodes.partition("orders", by=1).replicas
         await nodes.stop(id)
         disk = world.disk(id)
-        flip(disk, LOG, 800)
+        flip(disk, LOG, second_batch(disk) + TIMESTAMP_AT)
         end_uncleanly(disk)
         nodes.boot(id)
         await nodes.ready(id)
@@ -244,7 +244,7 @@ def test_a_damaged_log_without_another_replica_waits_for_the_operator() -> None:
         assert list(nodes.broker(id).logs.failed) == [TP]
         # Once the file is restored the partition is served again.
         await nodes.stop(id)
-        flip(disk, LOG, 800)
+        flip(disk, LOG, second_batch(disk) + TIMESTAMP_AT)
         nodes.boot(id)
         await nodes.ready(id)
         await nodes.until(lambda: world.leader(by=id) == id)
@@ -258,7 +258,7 @@ def test_the_topic_of_a_damaged_log_can_be_deleted_and_created_again() -> None:
         nodes = world.nodes
         (id,) = nodes.partition("orders", by=1).replicas
         await nodes.stop(id)
-        flip(world.disk(id), LOG, 800)
+        flip(world.disk(id), LOG, second_batch(world.disk(id)) + TIMESTAMP_AT)
         end_uncleanly(world.disk(id))
         nodes.boot(id)
         await nodes.ready(id)

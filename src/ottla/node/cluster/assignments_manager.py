@@ -5,7 +5,7 @@ where a new replica goes, and may move it later; one whose only disk was replace
 replica that moves is reported before it does: in the directory that the controller knows, it is or is about
 to be. A replica whose log is damaged is in none of them, so that it cannot lead. Invariant: what differs from
 the metadata is reported again until the controller has written it, or the replica is gone; either one ends
-the wait of what announced it.
+the waits of all that announced it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Final, NamedTuple, TypeAlias
 
 from ottla.metadata.image.cache import MetadataCache
@@ -51,6 +52,24 @@ class DamagedReplica(NamedTuple):
 _Replica: TypeAlias = Partition | DamagedReplica
 
 
+@dataclass(frozen=True, slots=True)
+class _Announcement:
+    """Where a replica is about to be, and who waits until the controller has written that."""
+
+    directory: bytes | None
+    waiting: list[asyncio.Future[None]] = field(default_factory=list)
+
+    def complete(self) -> None:
+        for each in self.waiting:
+            if not each.done():
+                each.set_result(None)
+
+    def fail(self, replica: _Replica) -> None:
+        for each in self.waiting:
+            if not each.done():
+                each.set_exception(_not_here(replica))
+
+
 class AssignmentsManager:
     def __init__(
         self,
@@ -70,8 +89,7 @@ class AssignmentsManager:
         self._moving: dict[_Key, bytes] = {}
         # To be reported whatever the metadata say: an earlier report may be on its way.
         self._changed: set[_Key] = set()
-        # Completed when the controller has written where a replica is about to be.
-        self._announced: dict[_Key, asyncio.Future[None]] = {}
+        self._announced: dict[_Key, _Announcement] = {}
         self._task: SupervisedTask | None = None
 
     def report(self, partitions: Iterable[Partition]) -> None:
@@ -111,11 +129,14 @@ class AssignmentsManager:
         await self._announce(replica)
 
     async def _announce(self, replica: _Replica) -> None:
-        key = _key(replica)
+        key, directory = _key(replica), self._directory(replica)
+        announcement = self._announced.get(key)
+        if announcement is None or announcement.directory != directory:
+            if announcement is not None:
+                announcement.fail(replica)
+            announcement = self._announced[key] = _Announcement(directory)
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        before, self._announced[key] = self._announced.get(key), done
-        if before is not None and not before.done():
-            before.set_exception(_not_here(replica))
+        announcement.waiting.append(done)
         self._changed.add(key)
         if self._must_report(replica):
             self._waiting[key] = replica
@@ -125,7 +146,8 @@ class AssignmentsManager:
         try:
             await done
         finally:
-            if self._announced.get(key) is done:
+            announcement.waiting.remove(done)
+            if not announcement.waiting and self._announced.get(key) is announcement:
                 del self._announced[key]
 
     def is_announced(self, partition: Partition) -> bool:
@@ -190,14 +212,14 @@ class AssignmentsManager:
         return reported
 
     def _complete(self, replica: _Replica, *, written: bool) -> None:
-        """End the wait for a report of the replica, if there is one."""
-        waiting = self._announced.get(_key(replica))
-        if waiting is None or waiting.done():
+        """End the waits for a report of the replica."""
+        announcement = self._announced.get(_key(replica))
+        if announcement is None:
             return
         if written:
-            waiting.set_result(None)
+            announcement.complete()
         else:
-            waiting.set_exception(_not_here(replica))
+            announcement.fail(replica)
 
     async def _send(self, reported: dict[_Key, bytes]) -> dict[_Key, ErrorCode] | None:
         """Send a report; return the code of each replica, or None if the controller did not take it."""

@@ -241,7 +241,7 @@ def test_the_wait_for_a_report_ends_when_the_replica_is_gone_before_the_controll
 
 
 def test_all_that_announce_the_same_wait_until_the_controller_has_written_it() -> None:
-    """A broker announces its damaged replicas before it asks to be unfenced, and when they are to be repaired."""
+    """A broker announces damaged replicas before it asks to be unfenced, and again to repair them."""
     world = World()
     nodes = world.nodes
 

@@ -50,7 +50,6 @@ from ottla.protocol.names import INTERNAL_TOPICS, TopicPartition
 from ottla.protocol.schema import Request, Response
 from ottla.records._kernel import FetchLane, ProduceLane, RequestLanes
 from ottla.records.checksum import crc32c
-from ottla.replication.partition import FetchIsolation
 from ottla.runtime import invariants
 from ottla.runtime.disk import NotInMemory, waiting
 from ottla.runtime.heavy_work import SHORT_US
@@ -193,6 +192,8 @@ class Dispatcher:
     def open_lane(self) -> None:
         """Let plain Produce and Fetch requests be answered by the kernel."""
         if PRODUCE in self._served:
+            from ottla.replication.partition import FetchIsolation  # a controller alone has none
+
             self._produce_lane = ProduceLane(*self._lane_parts(PRODUCE, _WRITE), invariants)
             fetch = FetchLane(
                 *self._lane_parts(FETCH, _READ),

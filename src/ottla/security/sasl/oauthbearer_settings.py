@@ -102,7 +102,7 @@ def signed_validator(
     """Make what checks signed tokens; None if no setting names their keys."""
     _check_class(settings, "sasl.oauthbearer.jwt.validator.class", _VALIDATORS)
     setting = "sasl.oauthbearer.jwks.endpoint.url"
-    url = settings.setting(setting)
+    url = settings.setting("sasl.oauthbearer.jwks.endpoint.url")
     if not url:
         return None
     audiences = (settings.setting("sasl.oauthbearer.expected.audience") or "").split(",")

@@ -33,14 +33,18 @@ PLANTED_RUNS = 120
 # So many runs have nearly all pairs of features, and of features and faults.
 MANY_RUNS = 1_000
 FIRST_SEEDS = {
+    "aborted-offsets-kept": 1,
     "aborted-records-supersede": 12,
-    "controller-not-checked-by-writes": 11,
-    "coordinator-answers-too-soon": 2,
+    "controller-not-checked-by-writes": 14,
+    "coordinator-answers-too-soon": 24,
     "dead-letters-not-looked-for": 18,
     "deleted-topics-forgotten": 5,
     "followers-without-auxiliary-state": 3,
     "local-start-without-a-snapshot": 2,
+    "marker-dropped": 6,
     "operators-answered-too-soon": 1,
+    "prepared-not-kept": 6,
+    "renewals-forgotten": 7,
     "rot-served": 5,
     "share-leaders-not-fenced": 12,
     "streams-tasks-given-too-soon": 35,

@@ -154,15 +154,16 @@ class SparkProcess:
         self.process.stdin.flush()
 
     def task_workers(self) -> list[int]:
-        """The Python processes that run its tasks: forks of Spark's daemon."""
+        """The processes that run its tasks: forks of Spark's daemon, itself a fork of Ottla's server."""
         lines = subprocess.run(
             ["ps", "-eo", "pid,ppid,args"], capture_output=True, text=True, check=True
         ).stdout
         table = [line.split(None, 2) for line in lines.splitlines()[1:]]
         parents = {int(row[0]): int(row[1]) for row in table}
-        daemons = {
-            int(row[0]) for row in table if len(row) > 2 and row[2].endswith("pyspark.daemon pyspark.worker")
-        }
+        commands = {int(row[0]): row[2] for row in table if len(row) > 2}
+        servers = {pid for pid, text in commands.items() if "ottla.spark.worker.fork_server" in text}
+        daemons = {pid for pid in servers if parents[pid] in servers}
+        daemons |= {pid for pid, text in commands.items() if text.endswith("pyspark.daemon pyspark.worker")}
 
         def is_ours(pid: int) -> bool:
             while pid > 1:

@@ -138,6 +138,10 @@ def test_who_ends_the_launcher_ends_the_fork(forking: dict[str, str], number: si
 @pytest.mark.slow
 def test_what_a_fork_cannot_be_is_started_as_before(forking: dict[str, str], tmp_path: Path) -> None:
     (other := tmp_path / "other").mkdir()
+    with daemon(forking) as own:
+        server = own.worker.parents()[1]
+    assert any("fork_server" in part for part in server.cmdline())
+    files = server.num_fds()
     path = os.environ.get("PYTHONPATH", "")
     for differs in (
         {"PYTHONHASHSEED": "7"},
@@ -147,6 +151,7 @@ def test_what_a_fork_cannot_be_is_started_as_before(forking: dict[str, str], tmp
     ):
         with daemon(forking, **differs) as own:
             assert not own.is_fork, differs
+    wait_until(lambda: server.num_fds() <= files)  # the server keeps nothing of what it has refused
     archives = f"{tmp_path / 'pyspark.zip'}{os.pathsep}{path}"
     with daemon(forking, PYTHONPATH=archives) as own:
         assert own.is_fork

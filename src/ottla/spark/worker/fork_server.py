@@ -109,6 +109,7 @@ class ForkServer:
     def _accept(self) -> ForkRequest | None:
         """Take a request; the result is for the fork, and None here."""
         client, _ = self._listener.accept()
+        request = None
         try:
             request = _received_request(client)
             if request is None or not can_be_forked(request.arguments, request.environment):
@@ -116,16 +117,19 @@ class ForkServer:
                 client.close()
                 return None
             client.sendall(b"\1")
+            pid = os.fork()
+            if pid == 0:
+                self._leave()
+                client.close()
+                taken, request = request, None
+                return taken
         except (OSError, EOFError):
             client.close()
             return None
-        pid = os.fork()
-        if pid == 0:
-            self._leave()
-            client.close()
-            return request
-        for file in request.files:
-            os.close(file)
+        finally:
+            # Spark sees the end of a process by that of its output, which nothing else may have open.
+            for file in request.files if request is not None else ():
+                os.close(file)
         self._clients[pid] = client
         self._selector.register(client, selectors.EVENT_READ, pid)
         with suppress(OSError):
